@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.report import Progress, Report, rounded, spread, table
 from benchmarks.steady_state import WORLD_SIZE, Contestant, Window, job_of_ours
-from runtime.settings_table import LEAST_AUDIT
+from samebits.settings_table import LEAST_AUDIT
 
 EVERY, STEPS = LEAST_AUDIT, 5
 """Of an interval, and of a window."""

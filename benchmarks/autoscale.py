@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from benchmarks.loads import LOOK_S, Load, all_loads
 from benchmarks.report import Report, rounded, table
-from runtime.core.autoscale import Autoscaler, Limits, Reading
+from samebits.core.autoscale import Autoscaler, Limits, Reading
 
 LEAST, MOST = 1, 8
 REGROUP_S = 5.0

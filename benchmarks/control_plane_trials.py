@@ -21,11 +21,11 @@ from types import TracebackType
 
 from benchmarks.control_plane_stage import BARE, GRACE_S, SCHEDULER, WITHIN_S, Crowds, Scene, cpu_s, resident_kib
 from benchmarks.processes import Stage, free_port, wait_until_listening, worker_module
-from runtime.core import records
-from runtime.core.state import JobState
-from runtime.service.scheduler import seldom_collected
-from runtime.store import journal_format
-from runtime.store.journal import Journal
+from samebits.core import records
+from samebits.core.state import JobState
+from samebits.service.scheduler import seldom_collected
+from samebits.store import journal_format
+from samebits.store.journal import Journal
 
 SETTLE_S = 1.5  # until the last words of a formation are read, and everybody has begun to beat
 STEADY_S = 4.0  # until nothing of it is felt any more; after a storm of CURVE's handshakes it is for some seconds

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.report import Progress, Report, median, rounded, table
-from runtime.core.ledger import Policy
-from runtime.core.messages import (
+from samebits.core.ledger import Policy
+from samebits.core.messages import (
     FINAL,
     PROTOCOL,
     Activity,
@@ -36,10 +36,10 @@ from runtime.core.messages import (
     SavedPoints,
     Standing,
 )
-from runtime.core.point import Point
-from runtime.core.records import Record
-from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Tick
-from runtime.core.state import JobState
+from samebits.core.point import Point
+from samebits.core.records import Record
+from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Tick
+from samebits.core.state import JobState
 
 WORKERS, WORKERS_QUICK = 10_000, 1000
 SHARE = 4  # the smaller job has so many times fewer

@@ -68,7 +68,7 @@ def simulated(ranks: int, processes: int) -> Iterator[tuple[Stage, Scene, Crowds
 
 def serve(stage: Stage, scene: Scene) -> str:
     """Start the dashboard; the page's address."""
-    command = [sys.executable, "-P", "-m", "runtime", "dashboard", "--port", "0"]
+    command = [sys.executable, "-P", "-m", "samebits", "dashboard", "--port", "0"]
     stage.start(DASHBOARD, command, {**scene.job.variables, "LOG_DIR": str(stage.folder)})
     log, deadline_s = stage.folder / f"{DASHBOARD}.log", time.monotonic() + WITHIN_S
     while (found := re.search(r"http://\S+", log.read_text())) is None:

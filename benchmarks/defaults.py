@@ -23,7 +23,7 @@ from collections.abc import Mapping
 from benchmarks.report import Progress, Report, rounded
 from benchmarks.steady_state import Start, job_of_ours
 from benchmarks.turns import Turns, take_turns
-from runtime.settings_table import VARIABLES
+from samebits.settings_table import VARIABLES
 
 OFF, ON, AGAIN = CONTESTANTS = ("all off", "defaults", "all off again")
 ORDERS = tuple(itertools.permutations(CONTESTANTS))

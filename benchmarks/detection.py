@@ -44,11 +44,11 @@ from benchmarks.recovery_peers import (
 )
 from benchmarks.recovery_trials import WORLD_SIZE, detection_s, wait_until_training
 from benchmarks.report import MISSING, Progress, Report, median, table
-from runtime.core.progress import LEAST_S
-from runtime.service.stacks import ask
-from runtime.settings_table import VARIABLES
-from runtime.store.process_identity import ProcessIdentity
-from runtime.tracebacks import place_in_dump
+from samebits.core.progress import LEAST_S
+from samebits.service.stacks import ask
+from samebits.settings_table import VARIABLES
+from samebits.store.process_identity import ProcessIdentity
+from samebits.tracebacks import place_in_dump
 
 RANKS = 2
 STEPS_BEFORE = 8  # a generation's first steps have an allowance of their own
@@ -82,7 +82,7 @@ class Faulty:
         if self._nets is None:
             self._job.start_scheduler()
         else:
-            command = self._nets.inside(HERE, [sys.executable, "-m", "runtime", "scheduler"])
+            command = self._nets.inside(HERE, [sys.executable, "-m", "samebits", "scheduler"])
             self._stage.start("scheduler", command, {**self._job.variables, "ROLE": "scheduler"})
             self._wait(lambda: "listening on" in self._log.read_text(), "the scheduler")
         for rank in range(RANKS):

@@ -37,7 +37,7 @@ class Formation:
     """One formation of ours: milliseconds from the last registration until the last worker was so far."""
 
     seat_known_ms: float
-    """``runtime.init()`` is through but for its group of one"""
+    """``samebits.init()`` is through but for its group of one"""
     waits_ms: float
     """in the rendezvous, its checkpoint folder claimed and locked"""
     rank_known_ms: float
@@ -46,7 +46,7 @@ class Formation:
     training_ms: float
     """the user's function runs, its state durable and equal on all ranks"""
     from_init_ms: float
-    """what lies before the rest: from the last worker's call of ``runtime.init()`` to the last registration"""
+    """what lies before the rest: from the last worker's call of ``samebits.init()`` to the last registration"""
 
 
 @dataclass(frozen=True, slots=True)

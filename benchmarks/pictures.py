@@ -131,7 +131,7 @@ def recorded(workers: int, steps: int) -> list[Said]:
         words = ["run", "-n", str(workers), "--spares", "1", "--sched-port", str(free_port())]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         job = start(
-            [sys.executable, "-P", "-m", "runtime", *words, str(DIGITS), "--steps", str(steps)],
+            [sys.executable, "-P", "-m", "samebits", *words, str(DIGITS), "--steps", str(steps)],
             signal.SIGTERM,
             cwd=folder,
             env=environment,

@@ -24,8 +24,8 @@ from types import TracebackType
 from typing import Any
 
 from benchmarks.moments import CHANNEL, WHO, Channel
-from runtime.settings_table import VARIABLES
-from runtime.store.parent_death import die_with
+from samebits.settings_table import VARIABLES
+from samebits.store.parent_death import die_with
 
 __all__ = [
     "REPOSITORY",
@@ -248,7 +248,7 @@ class Job:
 
     def start_scheduler(self) -> None:
         """Start it, and return when it listens."""
-        command = [sys.executable, "-m", "runtime", "scheduler"]
+        command = [sys.executable, "-m", "samebits", "scheduler"]
         self._stage.start("scheduler", command, {**self.variables, "ROLE": "scheduler"})
         wait_until_listening(self._port, self._stage)
 

@@ -11,5 +11,5 @@ trap 'exit 143' TERM
 become() { # WORDS...
     local blocked=()
     if env --block-signal=INT true 2>/dev/null; then blocked=(env --block-signal=INT,TERM); fi
-    exec "${blocked[@]}" "$python" -P -m runtime "$@"
+    exec "${blocked[@]}" "$python" -P -m samebits "$@"
 }

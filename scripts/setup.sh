@@ -167,18 +167,18 @@ install_packages() {
     "${pip[@]}" setuptools wheel && "${pip[@]}" --no-build-isolation --editable ".[$extras]"
 }
 
-# An installed package of another project called `runtime` would be imported instead of ours.
+# Another package of the same name would be imported instead of ours.
 check_import_name() {
     (cd / && "$venv/bin/python" -P - "$root") <<'PYTHON'
 import importlib.util
 import sys
 from pathlib import Path
 
-spec = importlib.util.find_spec("runtime")
+spec = importlib.util.find_spec("samebits")
 origin = spec and spec.origin
-expected = Path(sys.argv[1], "runtime", "__init__.py")
+expected = Path(sys.argv[1], "runtime", "samebits", "__init__.py")
 if origin is None or Path(origin).resolve() != expected.resolve():
-    sys.exit(f"`import runtime` finds {origin} instead of {expected}: remove that other project's package")
+    sys.exit(f"`import samebits` finds {origin} instead of {expected}: remove that package")
 PYTHON
 }
 
@@ -246,7 +246,7 @@ fi
 stage "installing what constraints.txt names [$extras]" install_packages
 if ! wrong=$(check_import_name 2>&1); then
     rm -f "$unfinished"
-    fail "$wrong, with $venv/bin/python -m pip uninstall runtime"
+    fail "$wrong, with $venv/bin/python -m pip uninstall samebits"
 fi
 printf '%s\n%s\n' "$(fingerprint)" "$extras" >"$stamp.new"
 mv "$stamp.new" "$stamp"

@@ -17,7 +17,7 @@ ASKED_WITHIN_S = 30.0
 
 def status_of(folder: Path, environment: Mapping[str, str]) -> str:
     """The job as ``samebits status`` shows it in its folder: by its scheduler's word, or else by its journal."""
-    command = [sys.executable, "-P", "-m", "runtime", "status"]
+    command = [sys.executable, "-P", "-m", "samebits", "status"]
     try:
         done = subprocess.run(
             command,

@@ -153,7 +153,7 @@ def _is_text(node: ast.AST) -> bool:
 
 
 def mutants_of_room(room: str) -> list[Mutant]:
-    paths = sorted((REPOSITORY / "runtime" / room).rglob("*.py"))
+    paths = sorted((REPOSITORY / "runtime" / "samebits" / room).rglob("*.py"))
     names = [path.relative_to(REPOSITORY).as_posix() for path in paths]
     return [mutant for name in names for mutant in mutants_of(name, (REPOSITORY / name).read_bytes())]
 

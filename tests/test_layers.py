@@ -1,6 +1,6 @@
 """The rooms of the package and who may import whom, read from the sources themselves.
 
-Every file of ``runtime`` is parsed, never imported, so an import inside a function counts as much as one at the top.
+Every file of ``samebits`` is parsed, never imported, so an import inside a function counts as much as one at the top.
 The rules are the tables below; :func:`breaches` applies them to one source, and the small offending sources further
 down show that each rule can fail. What parsing cannot see, the last test does: it imports the scheduler's path in a
 process of its own and looks whether torch came along.
@@ -19,7 +19,7 @@ from pathlib import Path, PurePosixPath
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGE = ROOT / "runtime"
+PACKAGE = ROOT / "runtime" / "samebits"
 
 MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "errors": (),
@@ -89,6 +89,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         "config",
         "training",
         "tracebacks",
+        "earlier",
         "ops",
     ),
     # Reads and shows; nothing but the command line knows of it.
@@ -102,6 +103,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("store", "service", "training", "faces"),
     ),
     "__init__": ("config", "service", "training", "faces"),
+    "earlier": (),
     "horovod": ("training",),
     "integrations": ("training",),
     "__main__": ("commands", "core", "store", "net", "config", "service", "training", "ops", "dashboard"),
@@ -166,7 +168,7 @@ CORE_MAY_IMPORT = {
     *("statistics", "string", "struct", "types", "typing"),
     "msgspec",  # values to bytes and back: messages and records are its structs
 }
-"""All of the world outside ``runtime`` that a decision may depend on: no I/O, clock, randomness, thread or log."""
+"""All of the world outside ``samebits`` that a decision may depend on: no I/O, clock, randomness, thread or log."""
 CORE_MAY_NOT_CALL = {"open", "print", "input", "exec", "eval", "breakpoint"}
 SAVES_FOR_OTHER_PROGRAMS = "training/checkpoint/export.py"
 """It alone may call ``torch.save``: for who reads with torch. Nothing of ours reads such a file."""
@@ -240,9 +242,13 @@ class Imports(ast.NodeVisitor):
         self.generic_visit(node)
 
 
+COMPUTES = ("__init__", "earlier")
+"""The rooms that import the package's own modules by name, when they are first used."""
+
+
 def is_under(target: str, places: tuple[str, ...]) -> bool:
-    """Whether the dotted ``target``, less its leading ``runtime.``, is one of the places or lies below one."""
-    return any(f"{target}.".startswith(f"runtime.{place}.") for place in places)
+    """Whether the dotted ``target``, less its leading ``samebits.``, is one of the places or lies below one."""
+    return any(f"{target}.".startswith(f"samebits.{place}.") for place in places)
 
 
 def breaches(path: str, source: str) -> list[str]:
@@ -250,19 +256,19 @@ def breaches(path: str, source: str) -> list[str]:
     place = PurePosixPath(path)
     room = place.parts[0].removesuffix(".py")
     here = ".".join(place.with_suffix("").parts)
-    tree = ast.parse(source, filename=f"runtime/{path}")
-    collected = Imports(["runtime", *place.parts[:-1]])
+    tree = ast.parse(source, filename=f"runtime/samebits/{path}")
+    collected = Imports(["samebits", *place.parts[:-1]])
     collected.visit(tree)
     found = [
         *breached_by_place(place, room, tree),
         *breached_by_expressions(room, path, tree),
-        *(f"{line}: imports a module whose name is computed" for line in collected.computed if room != "__init__"),
+        *(f"{line}: imports a module whose name is computed" for line in collected.computed if room not in COMPUTES),
     ]
     for imported in collected.found:
         if path not in (READS_OTHERS_INDEX, WRITES_FOR_TORCHS_TOOL) or imported.target != "pickle":
             found += [f"{imported.line}: {text}" for text in breached_by_import(room, imported)]
             found += [f"{imported.line}: {text}" for text in breached_by_floors(here, imported.target)]
-    return [f"runtime/{path}:{text}" for text in found]
+    return [f"runtime/samebits/{path}:{text}" for text in found]
 
 
 def breached_by_place(place: PurePosixPath, room: str, tree: ast.Module) -> Iterator[str]:
@@ -278,7 +284,7 @@ def breached_by_place(place: PurePosixPath, room: str, tree: ast.Module) -> Iter
 def breached_by_import(room: str, imported: Import) -> Iterator[str]:
     target, when = imported.target, imported.when
     outermost = target.partition(".")[0]
-    if outermost == "runtime":
+    if outermost == "samebits" and room != "earlier":  # which is the whole package under another name
         if not is_under(target, (*MAY_IMPORT.get(room, ()), "errors", "named_file", "printable", "strict_json")):
             yield f"{room} may not import {target}"
         elif when is When.LOADING and is_under(target, ONLY_INSIDE_FUNCTIONS.get(room, ())):
@@ -294,7 +300,7 @@ def breached_by_import(room: str, imported: Import) -> Iterator[str]:
 
 
 def floor_of(dotted: str, room: str) -> tuple[str, int] | None:
-    """The part of the room that ``dotted``, without the leading ``runtime.``, belongs to, and its floor."""
+    """The part of the room that ``dotted``, without the leading ``samebits.``, belongs to, and its floor."""
     if not dotted.startswith(f"{room}."):
         return None
     part = dotted.removeprefix(f"{room}.").partition(".")[0]
@@ -303,7 +309,7 @@ def floor_of(dotted: str, room: str) -> tuple[str, int] | None:
 
 def breached_by_floors(here: str, target: str) -> Iterator[str]:
     for room in FLOORS:
-        source, aim = floor_of(here, room), floor_of(target.removeprefix("runtime."), room)
+        source, aim = floor_of(here, room), floor_of(target.removeprefix("samebits."), room)
         if source and aim and source[0] != aim[0] and aim[1] >= source[1]:
             yield f"{room}.{source[0]} may not import {target}, which is no floor below it"
 
@@ -372,8 +378,8 @@ def test_no_file_of_the_repository_has_a_name_that_says_nothing() -> None:
 OPENING = '"""Small sources with one fault each, to show that the rule against it can fail."""\n'
 
 OFFENDING: list[tuple[str, str, str]] = [
-    ("core/decide.py", "from runtime.store import journal", "core may not import runtime.store.journal"),
-    ("core/decide.py", "from ..net import server", "core may not import runtime.net.server"),
+    ("core/decide.py", "from samebits.store import journal", "core may not import samebits.store.journal"),
+    ("core/decide.py", "from ..net import server", "core may not import samebits.net.server"),
     ("core/decide.py", "def f():\n    import time", "core may not import time"),
     ("core/decide.py", "from os import path", "core may not import os"),
     ("core/decide.py", "import random", "core may not import random"),
@@ -384,38 +390,38 @@ OFFENDING: list[tuple[str, str, str]] = [
     ("core/decide.py", "import torch", "core may not import torch"),
     ("core/decide.py", "import zmq", "core may not import zmq"),
     ("core/decide.py", "print('seated')", "core may not call print"),
-    ("store/journal.py", "from runtime.net.server import Server", "store may not import runtime.net.server.Server"),
-    ("store/journal.py", "import runtime.config", "store may not import runtime.config"),
-    ("net/server.py", "from runtime.store.journal import Journal", "net may not import runtime.store.journal"),
-    ("service/agent.py", "from runtime.training import group", "service may not import runtime.training.group"),
+    ("store/journal.py", "from samebits.net.server import Server", "store may not import samebits.net.server.Server"),
+    ("store/journal.py", "import samebits.config", "store may not import samebits.config"),
+    ("net/server.py", "from samebits.store.journal import Journal", "net may not import samebits.store.journal"),
+    ("service/agent.py", "from samebits.training import group", "service may not import samebits.training.group"),
     (
         "service/agent.py",
-        "import importlib\nimportlib.import_module('runtime.ops.x')",
-        "service may not import runtime.ops",
+        "import importlib\nimportlib.import_module('samebits.ops.x')",
+        "service may not import samebits.ops",
     ),
     ("service/agent.py", "import importlib\nimportlib.import_module(name)", "whose name is computed"),
     ("service/agent.py", "if TYPE_CHECKING:\n    import torch", "only training imports torch"),
     ("service/agent.py", "def f():\n    from torch import nn", "only training imports torch"),
-    ("service/agent.py", "from runtime import elastic", "service may not import runtime.elastic"),
-    ("training/group/group.py", "from runtime.ops import launcher", "training may not import runtime.ops.launcher"),
+    ("service/agent.py", "from samebits import elastic", "service may not import samebits.elastic"),
+    ("training/group/group.py", "from samebits.ops import launcher", "training may not import samebits.ops.launcher"),
     (
         "training/group/group.py",
-        "from runtime.core.scheduler import SchedulerCore",
-        "training may not import runtime.core.scheduler",
+        "from samebits.core.scheduler import SchedulerCore",
+        "training may not import samebits.core.scheduler",
     ),
-    ("training/group/group.py", "from runtime.net import client", "training may not import runtime.net.client"),
-    ("ops/command_line.py", "from runtime.service.agent import Agent", "ops may not import runtime.service.agent"),
-    ("ops/command_line.py", "from runtime.training import device", "only inside a function"),
-    ("__main__.py", "from runtime.training import device", "only inside a function"),
-    ("__init__.py", "from runtime.training.elastic import run", "only inside a function"),
-    ("integrations/accelerate.py", "from runtime.training.integrations import accelerate", "only inside a function"),
-    ("training/elastic.py", "from runtime.training.integrations import accelerate", "which is no floor below it"),
-    ("__init__.py", "def f():\n    from runtime.ops import launcher", "__init__ may not import runtime.ops.launcher"),
-    ("training/group/group.py", "from runtime.training.state import rng", "which is no floor below it"),
-    ("training/process/context.py", "from runtime.training.sharding import whole", "which is no floor below it"),
-    ("training/run/warm_up.py", "def f():\n    from runtime.training import elastic", "which is no floor below it"),
-    ("store/checkpoint/local/reading.py", "from runtime.store.checkpoint import writer", "which is no floor below it"),
-    ("errors.py", "from runtime.config import Settings", "errors may not import runtime.config"),
+    ("training/group/group.py", "from samebits.net import client", "training may not import samebits.net.client"),
+    ("ops/command_line.py", "from samebits.service.agent import Agent", "ops may not import samebits.service.agent"),
+    ("ops/command_line.py", "from samebits.training import device", "only inside a function"),
+    ("__main__.py", "from samebits.training import device", "only inside a function"),
+    ("__init__.py", "from samebits.training.elastic import run", "only inside a function"),
+    ("integrations/accelerate.py", "from samebits.training.integrations import accelerate", "only inside a function"),
+    ("training/elastic.py", "from samebits.training.integrations import accelerate", "which is no floor below it"),
+    ("__init__.py", "def f():\n    from samebits.ops import launcher", "__init__ may not import samebits.ops.launcher"),
+    ("training/group/group.py", "from samebits.training.state import rng", "which is no floor below it"),
+    ("training/process/context.py", "from samebits.training.sharding import whole", "which is no floor below it"),
+    ("training/run/warm_up.py", "def f():\n    from samebits.training import elastic", "which is no floor below it"),
+    ("store/checkpoint/local/reading.py", "from samebits.store.checkpoint import writer", "which is no floor below it"),
+    ("errors.py", "from samebits.config import Settings", "errors may not import samebits.config"),
     ("store/journal.py", "import os\nos.environ['HOME']", "only config reads os.environ"),
     ("store/journal.py", "import os as system\nsystem.getenv('HOME')", "only config reads system.getenv"),
     ("store/journal.py", "from os import environ", "only config reads os.environ"),
@@ -452,13 +458,13 @@ def test_a_missing_opening_is_found() -> None:
     [
         (
             "core/decide.py",
-            "from dataclasses import dataclass\nfrom runtime.core.state import Seat\nfrom . import point",
+            "from dataclasses import dataclass\nfrom samebits.core.state import Seat\nfrom . import point",
         ),
         ("core/decide.py", "from ..errors import ProtocolError"),
-        ("store/journal.py", "import os\nfrom runtime.core.records import Record\nos.fsync(0)"),
+        ("store/journal.py", "import os\nfrom samebits.core.records import Record\nos.fsync(0)"),
         (
             "service/scheduler.py",
-            "import logging\nfrom runtime.net.server import Server\nfrom runtime.store import journal",
+            "import logging\nfrom samebits.net.server import Server\nfrom samebits.store import journal",
         ),
         ("training/checkpoint/export.py", "import torch\ntorch.save(1, 'x')"),
         ("ops/flight_recorder.py", "import pickle\npickle.dumps({})"),
@@ -466,14 +472,14 @@ def test_a_missing_opening_is_found() -> None:
             "training/checkpoint/dcp_index.py",
             "import pickle, torch\nclass Index(pickle.Unpickler): ...\ntorch.load('x', weights_only=True)",
         ),
-        ("training/group/group.py", "import torch.distributed\nfrom runtime.core.point import Point"),
+        ("training/group/group.py", "import torch.distributed\nfrom samebits.core.point import Point"),
         (
             "ops/command_line.py",
-            "from runtime.service import status\ndef doctor():\n    from runtime.training import device",
+            "from samebits.service import status\ndef doctor():\n    from samebits.training import device",
         ),
         ("config.py", "import os\nos.environ.get('ROLE')"),
-        ("__main__.py", "from runtime.ops import command_line\ndef f():\n    from runtime.training import device"),
-        ("__init__.py", "if TYPE_CHECKING:\n    from runtime.training.elastic import run\nelse:\n    import typing"),
+        ("__main__.py", "from samebits.ops import command_line\ndef f():\n    from samebits.training import device"),
+        ("__init__.py", "if TYPE_CHECKING:\n    from samebits.training.elastic import run\nelse:\n    import typing"),
         ("__init__.py", "import importlib\ndef __getattr__(name):\n    return importlib.import_module(PLACES[name])"),
     ],
 )
@@ -486,19 +492,21 @@ def test_a_breach_in_any_file_of_a_tree_is_found(tmp_path: Path) -> None:
     place.mkdir(parents=True)
     (place / "decide.py").write_text(OPENING + "import time\n", encoding="utf-8")
     assert breaches_below(tmp_path) == [
-        "runtime/core/deep/decide.py:2: core may not import time: a decision depends on its inputs and `now` alone"
+        "runtime/samebits/core/deep/decide.py:2: "
+        "core may not import time: a decision depends on its inputs and `now` alone"
     ]
 
 
 def modules_outside_training() -> list[str]:
-    relative = (file.relative_to(ROOT).with_suffix("") for file in sorted(PACKAGE.rglob("*.py")))
+    relative = (file.relative_to(PACKAGE.parent).with_suffix("") for file in sorted(PACKAGE.rglob("*.py")))
     dotted = [".".join(place.parts).removesuffix(".__init__") for place in relative if place.parts[1] != "training"]
-    assert "runtime" in dotted
+    dotted.remove("samebits.earlier.runtime")  # which is imported as `runtime` only
+    assert "samebits" in dotted
     return dotted
 
 
 @pytest.mark.parametrize(
-    "modules", [["runtime", "runtime.__main__"], modules_outside_training()], ids=["scheduler", "all"]
+    "modules", [["samebits", "samebits.__main__"], modules_outside_training()], ids=["scheduler", "all"]
 )
 def test_without_training_nothing_loads_torch(modules: list[str]) -> None:
     program = (
@@ -515,7 +523,7 @@ def test_without_training_nothing_loads_torch(modules: list[str]) -> None:
 def test_who_shards_nothing_pays_for_no_shards() -> None:
     """DTensors, FSDP2 and torch.distributed.checkpoint are imported by scripts that use them: a start is a figure."""
     program = (
-        "import sys, runtime.training.elastic\n"
+        "import sys, samebits.training.elastic\n"
         "print([name for name in ('tensor', 'fsdp', 'checkpoint') if f'torch.distributed.{name}' in sys.modules])"
     )
     done = subprocess.run(

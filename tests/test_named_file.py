@@ -10,22 +10,22 @@ from pathlib import Path
 
 import pytest
 
-from runtime import config
-from runtime.__main__ import main
-from runtime.dashboard import report
-from runtime.errors import CheckpointError, SettingsError, StoreError
-from runtime.named_file import read_named_file
-from runtime.net.address_book import read_file
-from runtime.net.curve import secret_words
-from runtime.ops import rank_table
-from runtime.ops.changed_script import version_of
-from runtime.scheduler_hosts import NotHostsError
-from runtime.service.cause_file import table_of
-from runtime.store import durable
-from runtime.store.probe_note import ProbeNote, State
-from runtime.store.probe_note import read as read_probe
-from runtime.store.process_identity import ProcessIdentity
-from runtime.training.checkpoint.dcp import read_dcp
+from samebits import config
+from samebits.__main__ import main
+from samebits.dashboard import report
+from samebits.errors import CheckpointError, SettingsError, StoreError
+from samebits.named_file import read_named_file
+from samebits.net.address_book import read_file
+from samebits.net.curve import secret_words
+from samebits.ops import rank_table
+from samebits.ops.changed_script import version_of
+from samebits.scheduler_hosts import NotHostsError
+from samebits.service.cause_file import table_of
+from samebits.store import durable
+from samebits.store.probe_note import ProbeNote, State
+from samebits.store.probe_note import read as read_probe
+from samebits.store.process_identity import ProcessIdentity
+from samebits.training.checkpoint.dcp import read_dcp
 from tests.store.test_store_no_plain_file import a_socket
 
 OTHERS: dict[str, Callable[[Path], object]] = {

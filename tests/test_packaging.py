@@ -18,7 +18,7 @@ import pytest
 
 from tests.system.processes import free_port
 
-SOURCES = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "runtime")
+SOURCES = ("setup.py", "setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in", "runtime")
 IMPORTED_AS = {"scikit-learn": "sklearn", "pyzmq": "zmq", "opentelemetry-sdk": "opentelemetry"}
 
 
@@ -52,6 +52,21 @@ def wheel(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
+def test_a_wheel_holds_nothing_that_an_earlier_build_has_left(repository: Path, tmp_path: Path) -> None:
+    for name in SOURCES:
+        if (repository / name).is_file():
+            shutil.copy(repository / name, tmp_path)
+    (tmp_path / "runtime/samebits").mkdir(parents=True)
+    (tmp_path / "runtime/samebits/__init__.py").write_text("")
+    for stale in ("runtime", "samebits/gone"):
+        (tmp_path / "build/lib" / stale).mkdir(parents=True)
+        (tmp_path / "build/lib" / stale / "__init__.py").write_text("")
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", tmp_path / "dist", cwd=tmp_path)
+    (built,) = (tmp_path / "dist").glob("*.whl")
+    with zipfile.ZipFile(built) as archive:
+        assert [name for name in archive.namelist() if name.endswith(".py")] == ["samebits/__init__.py"]
+
+
 @pytest.fixture(scope="session")
 def metadata(wheel: Path) -> email.message.Message:
     with zipfile.ZipFile(wheel) as archive:
@@ -62,10 +77,10 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path, repository: P
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.startswith("samebits-0.1.0.dist-info/")}
         folded = archive.read("samebits-0.1.0.dist-info/licenses/LICENSE").decode()
-    sources = {file.relative_to(repository).as_posix() for file in (repository / "runtime").rglob("*.py")}
-    page = {file.relative_to(repository).as_posix() for file in (repository / "runtime/dashboard/static").iterdir()}
-    built_by_drills = {"runtime/ops/drill/libc_faults.c"}
-    assert names == sources | page | built_by_drills | {"runtime/py.typed"}
+    root = repository / "runtime"
+    files = [*(root / "samebits").rglob("*.py"), *(root / "samebits/dashboard/static").iterdir()]
+    files += [root / "samebits/ops/drill/libc_faults.c", root / "samebits/py.typed"]
+    assert names == {file.relative_to(root).as_posix() for file in files}
     assert wheel.name == "samebits-0.1.0-py3-none-any.whl"
     assert "Apache License" in folded
 
@@ -88,14 +103,14 @@ def test_metadata_says_what_it_is_and_needs(metadata: email.message.Message) -> 
     required = metadata.get_all("Requires-Dist") or []
     assert {'torch_npu==2.13.0; extra == "npu"', 'scikit-learn>=1.5; extra == "examples"'} <= set(required)
     assert any(line.startswith("torch>=") for line in required)
-    assert not any(line.startswith(("runtime", "samebits")) for line in required)
+    assert not any(line.startswith("samebits") for line in required)
 
 
 def test_the_console_command_is_samebits(wheel: Path) -> None:
     entry_points = configparser.ConfigParser()
     with zipfile.ZipFile(wheel) as archive:
         entry_points.read_string(archive.read("samebits-0.1.0.dist-info/entry_points.txt").decode())
-    assert dict(entry_points["console_scripts"]) == {"samebits": "runtime.__main__:main"}
+    assert dict(entry_points["console_scripts"]) == {"samebits": "samebits.__main__:main"}
 
 
 LAZY_EXTRAS = ("npu", "remote", "frameworks", "dashboard", "otel", "tracking")
@@ -121,7 +136,7 @@ def test_every_import_of_the_package_is_a_declared_requirement(repository: Path)
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 imported.add(node.module.partition(".")[0])
-    assert imported - set(sys.stdlib_module_names) - {"runtime"} - declared(repository, *LAZY_EXTRAS) == set()
+    assert imported - set(sys.stdlib_module_names) - {"samebits"} - declared(repository, *LAZY_EXTRAS) == set()
 
 
 @pytest.fixture(scope="session")
@@ -141,9 +156,9 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.system
 def test_the_installed_wheel_runs_from_an_empty_folder(installed: Path, tmp_path: Path) -> None:
     python = installed / "bin" / "python"
-    place = Path(run(python, "-c", "import runtime; print(runtime.__file__)", cwd=tmp_path).strip())
+    place = Path(run(python, "-c", "import samebits; print(samebits.__file__)", cwd=tmp_path).strip())
     assert place.is_relative_to(installed)
-    assert "usage" in run(python, "-m", "runtime", "--help", cwd=tmp_path).lower()
+    assert "usage" in run(python, "-m", "samebits", "--help", cwd=tmp_path).lower()
     assert "usage" in run(installed / "bin" / "samebits", "--help", cwd=tmp_path).lower()
     assert list(tmp_path.iterdir()) == []
 

@@ -16,24 +16,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime import strict_json
-from runtime.__main__ import main
-from runtime.core import messages, records
-from runtime.core.cause_kinds import Observation
-from runtime.core.events import Event, Kind
-from runtime.core.messages import Credential, EndKind, LastWords, Leave, Process, ProcessEnded, Register
-from runtime.core.point import Point
-from runtime.errors import SettingsError
-from runtime.ops.progress import JsonScreen, Screen
-from runtime.printable import PrintableStream, printable, printable_lines
-from runtime.service import log
-from runtime.service.events import events_in, line_of
-from runtime.service.status import decision, process_ended, stop_request
-from runtime.service.unknown_peers import implausible
-from runtime.store import durable
-from runtime.store.checkpoint import PointHeader, write_point
-from runtime.store.journal import Journal
-from runtime.store.process_identity import ProcessIdentity
+from samebits import strict_json
+from samebits.__main__ import main
+from samebits.core import messages, records
+from samebits.core.cause_kinds import Observation
+from samebits.core.events import Event, Kind
+from samebits.core.messages import Credential, EndKind, LastWords, Leave, Process, ProcessEnded, Register
+from samebits.core.point import Point
+from samebits.errors import SettingsError
+from samebits.ops.progress import JsonScreen, Screen
+from samebits.printable import PrintableStream, printable, printable_lines
+from samebits.service import log
+from samebits.service.events import events_in, line_of
+from samebits.service.status import decision, process_ended, stop_request
+from samebits.service.unknown_peers import implausible
+from samebits.store import durable
+from samebits.store.checkpoint import PointHeader, write_point
+from samebits.store.journal import Journal
+from samebits.store.process_identity import ProcessIdentity
 from tests.store.points import one_of_each_dtype
 
 ANY = st.text(st.characters(exclude_categories=()), max_size=40)

@@ -18,12 +18,12 @@ from xml.etree import ElementTree
 
 import pytest
 
-import runtime
-from runtime import config, errors
-from runtime.__main__ import SUBCOMMANDS
-from runtime.errors import SameBitsError
-from runtime.exit_codes import EXIT_CODES, codes_to_give_up_at, exit_code_table, exit_code_table_zh
-from runtime.ops.causes import cause_table, cause_table_zh
+import samebits
+from samebits import config, errors
+from samebits.__main__ import SUBCOMMANDS
+from samebits.errors import SameBitsError
+from samebits.exit_codes import EXIT_CODES, codes_to_give_up_at, exit_code_table, exit_code_table_zh
+from samebits.ops.causes import cause_table, cause_table_zh
 from tests.system.job import Job
 from tests.system.processes import WarmStarter
 
@@ -186,7 +186,9 @@ def test_every_path_named_exists(page: str) -> None:
     assert sorted(path for path in paths_of(page) if not (ROOT / path).exists()) == []
 
 
-COMMAND = re.compile(r"(?:bash scripts/[\w.]+|python -m [\w.]+|(?<![\w/])samebits [a-z][a-z-]*)(?: [\w./=-]+)*")
+COMMAND = re.compile(
+    r"(?:bash scripts/[\w.]+|python -m [\w.]+|(?<![\w/])(?<!import )samebits [a-z][a-z-]*)(?: [\w./=-]+)*"
+)
 
 
 def commands_of(*pages: str) -> list[list[str]]:
@@ -211,7 +213,7 @@ def test_every_command_exists_and_knows_the_options_it_is_shown_with() -> None:
     for words in commands_of(*EVERY):
         length = 3 if words[1] == "-m" else 2
         command, rest = tuple(words[:length]), words[length:]
-        if words[1] == "-m" and words[2] == "runtime" and rest:
+        if words[1] == "-m" and words[2] == "samebits" and rest:
             command, rest = ("samebits", rest[0]), rest[1:]
         before_script = [word for word in rest if word.endswith(".py")]
         own = rest[: rest.index(before_script[0])] if before_script else rest
@@ -222,10 +224,10 @@ def test_every_command_exists_and_knows_the_options_it_is_shown_with() -> None:
             usage = (ROOT / command[1]).read_text(encoding="utf-8")
         elif command[0] == "samebits":
             assert command[1] in known, command
-            usage = help_of([sys.executable, "-m", "runtime", command[1]]) if options else ""
+            usage = help_of([sys.executable, "-m", "samebits", command[1]]) if options else ""
         else:
             assert importlib.util.find_spec(command[2]) is not None, command
-            usage = help_of([sys.executable, "-m", command[2]]) if command[2] != "runtime" else ""
+            usage = help_of([sys.executable, "-m", command[2]]) if command[2] != "samebits" else ""
         assert [option for option in sorted(options) if option not in usage] == [], command
     assert {"run.sh", "recover.sh", "test.sh"} <= {Path(command[1]).name for command in shown}
     assert known == {command[1] for command in shown if command[0] == "samebits"}
@@ -326,7 +328,7 @@ def test_both_drawings_show_the_same() -> None:
 @BOTH_LANGUAGES
 def test_every_public_name_is_explained(pages: tuple[str, ...]) -> None:
     code = code_of(*pages)
-    assert [public for public in runtime.__all__ if not re.search(rf"\b{public}\b", code)] == []
+    assert [public for public in samebits.__all__ if not re.search(rf"\b{public}\b", code)] == []
 
 
 @BOTH_LANGUAGES

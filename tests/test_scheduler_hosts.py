@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.scheduler_hosts import (
+from samebits.scheduler_hosts import (
     MOST_HOSTS,
     NotHostsError,
     SchedulerAddress,

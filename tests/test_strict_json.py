@@ -13,21 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime import strict_json
-from runtime.__main__ import main
-from runtime.core.autoscale import Autoscaler, Limits, Reading
-from runtime.core.goodput import goodput_of
-from runtime.core.recoveries import recoveries_of
-from runtime.errors import StoreError
-from runtime.ops import kept_start
-from runtime.service import events
-from runtime.service.events import events_in
-from runtime.store import durable, private
-from runtime.store.lock import HOLDER_FILE, read_holder
-from runtime.store.owner import decode_owner
-from runtime.store.probe_note import read as read_probe
-from runtime.store.process_identity import ProcessIdentity
-from runtime.store.progress_report import read_report, report_file
+from samebits import strict_json
+from samebits.__main__ import main
+from samebits.core.autoscale import Autoscaler, Limits, Reading
+from samebits.core.goodput import goodput_of
+from samebits.core.recoveries import recoveries_of
+from samebits.errors import StoreError
+from samebits.ops import kept_start
+from samebits.service import events
+from samebits.service.events import events_in
+from samebits.store import durable, private
+from samebits.store.lock import HOLDER_FILE, read_holder
+from samebits.store.owner import decode_owner
+from samebits.store.probe_note import read as read_probe
+from samebits.store.process_identity import ProcessIdentity
+from samebits.store.progress_report import read_report, report_file
 
 HUGE = "9" * 400
 NUMBERS = [HUGE, f"-{HUGE}", "9" * 5000, "18446744073709551616", "-9223372036854775809", "1e999", "-1E+400", "NaN"]

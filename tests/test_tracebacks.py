@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.tracebacks import Failure, failure_in, place_in_dump
+from samebits.tracebacks import Failure, failure_in, place_in_dump
 
 HERE = Path("/home/me/work")
 TORCH = "/home/me/work/.venv/lib/python3.11/site-packages/torch/utils/data/dataloader.py"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.urls import has_password, without_credentials, words_without_credentials
+from samebits.urls import has_password, without_credentials, words_without_credentials
 
 KEPT = [
     "s3://bucket/run@3",

@@ -16,15 +16,15 @@ from pathlib import Path
 
 import pytest
 
-from runtime.__main__ import main
-from runtime.store import durable
-from runtime.store.probe_note import ProbeNote, State
-from runtime.store.process_identity import ProcessIdentity
+from samebits.__main__ import main
+from samebits.store import durable
+from samebits.store.probe_note import ProbeNote, State
+from samebits.store.process_identity import ProcessIdentity
 from tests.training.checkpoint.test_export import save
 from tests.training.commits import small_state
 
 NOBODY = 65534
-PACKAGE = Path(__file__).resolve().parents[1] / "runtime"
+PACKAGE = Path(__file__).resolve().parents[1] / "runtime" / "samebits"
 
 WRITERS = {
     "store/durable.py:create": "the helper: O_EXCL and O_NOFOLLOW",

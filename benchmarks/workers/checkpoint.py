@@ -21,12 +21,12 @@ from typing import Any
 import torch
 from torch import nn
 
-import runtime
+import samebits
 from benchmarks.moments import Notebook
 from benchmarks.processes import processes_below
 from benchmarks.workers.checkpoint_ways import Way, arrive, flat, ways
-from runtime.core.point import Point
-from runtime.training.run.elastic_run import ElasticRun
+from samebits.core.point import Point
+from samebits.training.run.elastic_run import ElasticRun
 
 PARAMETERS = 100
 SEED = 1
@@ -41,7 +41,7 @@ REST_S = 0.25
 class Ours:
     """SameBits: a commit that saves, and what a restarted process does to load."""
 
-    def __init__(self, state: runtime.elastic.TorchState) -> None:
+    def __init__(self, state: samebits.elastic.TorchState) -> None:
         self._state = state
         session = state._session
         assert isinstance(session, ElasticRun), "under elastic.run"
@@ -77,7 +77,7 @@ class Ours:
 class FromMemory:
     """``state.restore()`` of a commit whose tensors were copied, after one more step."""
 
-    def __init__(self, state: runtime.elastic.TorchState) -> None:
+    def __init__(self, state: samebits.elastic.TorchState) -> None:
         self._state = state
         self._is_copying = False
 
@@ -123,13 +123,13 @@ class Training:
 def main() -> None:
     state_bytes, folder, device = int(sys.argv[1]), Path(sys.argv[2]), torch.device(sys.argv[3])
     torch.set_num_threads(1)
-    runtime.init()
+    samebits.init()
     model, optimizer = build(state_bytes, device)
-    config = runtime.CheckpointConfig(save_checkpoint_steps=SAVE_STEPS, keep_checkpoint_max=KEEP)
-    state = runtime.elastic.TorchState(model, optimizer, rng="per_step", seed=SEED, checkpoint=config)
+    config = samebits.CheckpointConfig(save_checkpoint_steps=SAVE_STEPS, keep_checkpoint_max=KEEP)
+    state = samebits.elastic.TorchState(model, optimizer, rng="per_step", seed=SEED, checkpoint=config)
 
-    @runtime.elastic.run
-    def train(state: runtime.elastic.TorchState) -> None:
+    @samebits.elastic.run
+    def train(state: samebits.elastic.TorchState) -> None:
         saved = {"model": dict(model.state_dict()), "optimizer": optimizer.state_dict()}
         contestants = {**ways(folder, saved), OURS: Ours(state), MEMORY: FromMemory(state)}
         obey(contestants, next(iter(flat(saved).values())), Training(device))

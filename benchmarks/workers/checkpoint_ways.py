@@ -22,7 +22,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-from runtime.training.state import snapshot
+from samebits.training.state import snapshot
 
 WRITE_BYTES: Final = 8 * 1024 * 1024
 ALIGNMENT_BYTES: Final = 64

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.utils import counters
 
-import runtime
+import samebits
 from benchmarks.moments import Notebook
 
 
@@ -30,15 +30,15 @@ def main() -> None:
             times.append(_step(compiled, optimizer))
         _note(notebook, times)
         signal.pause()
-    runtime.init()
+    samebits.init()
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     compiled = torch.compile(nn.parallel.DistributedDataParallel(model))
-    state = runtime.elastic.TorchState(model, optimizer, rng="per_step")
+    state = samebits.elastic.TorchState(model, optimizer, rng="per_step")
     ours: list[float] = []
 
-    @runtime.elastic.run
-    def train(state: runtime.elastic.TorchState) -> None:
+    @samebits.elastic.run
+    def train(state: samebits.elastic.TorchState) -> None:
         while True:
             ours.append(_step(compiled, optimizer))
             state.commit()

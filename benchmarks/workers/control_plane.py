@@ -13,7 +13,7 @@ from types import FrameType
 
 from benchmarks.moments import Notebook
 from benchmarks.workers.control_plane_crowd import Crowd, Plan
-from runtime.config import Settings, read
+from samebits.config import Settings, read
 
 
 def be_victims(plan: Plan, settings: Settings, notebook: Notebook) -> None:

@@ -15,9 +15,9 @@ import sys
 import zmq
 
 from benchmarks.moments import Notebook
-from runtime.core import messages
-from runtime.core.messages import Admitted, GenerationStarted, RoundId, RoundOpened
-from runtime.net.curve import cluster_keys
+from samebits.core import messages
+from samebits.core.messages import Admitted, GenerationStarted, RoundId, RoundOpened
+from samebits.net.curve import cluster_keys
 
 REGISTER, JOIN = 1, 3
 MAX_SOCKETS = 65535

@@ -27,9 +27,9 @@ import zmq
 
 from benchmarks.moments import Notebook
 from benchmarks.workers.control_plane_bare import tag_of
-from runtime.config import Settings, fixed_settings
-from runtime.core import messages
-from runtime.core.messages import (
+from samebits.config import Settings, fixed_settings
+from samebits.core import messages
+from samebits.core.messages import (
     PROTOCOL,
     Activity,
     Admitted,
@@ -42,11 +42,11 @@ from runtime.core.messages import (
     RoundId,
     Standing,
 )
-from runtime.net.address import endpoint
-from runtime.net.client import MAX_INCOMING_BYTES, RECONNECT_MS
-from runtime.net.curve import cluster_keys
-from runtime.service.agent import share_of
-from runtime.service.host import this_process
+from samebits.net.address import endpoint
+from samebits.net.client import MAX_INCOMING_BYTES, RECONNECT_MS
+from samebits.net.curve import cluster_keys
+from samebits.service.agent import share_of
+from samebits.service.host import this_process
 
 SCHEMA = messages.SCHEMA
 BEAT_S = 1.0

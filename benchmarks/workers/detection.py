@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-import runtime
+import samebits
 from benchmarks.moments import Notebook
 from benchmarks.workers.mlp import Mlp
 
@@ -73,18 +73,18 @@ class Worker:
 def main() -> None:
     notebook = Notebook.from_environment()
     worker = Worker(notebook)
-    runtime.init()
+    samebits.init()
     mlp = Mlp()
     loader = DataLoader(Samples(worker), batch_size=1)
-    state = runtime.elastic.TorchState(
+    state = samebits.elastic.TorchState(
         mlp.model,
         mlp.optimizer,
         rng="per_step",
-        checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=CHECKPOINT_STEPS, keep_checkpoint_max=2),
+        checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=CHECKPOINT_STEPS, keep_checkpoint_max=2),
     )
 
-    @runtime.elastic.run
-    def train(state: runtime.elastic.TorchState) -> None:
+    @samebits.elastic.run
+    def train(state: samebits.elastic.TorchState) -> None:
         for _ in loader:
             worker.fail_if_told()
             if worker.takes("returns"):

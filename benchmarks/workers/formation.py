@@ -16,13 +16,13 @@ import torch
 import torch._dynamo
 import torch.distributed as dist
 
-import runtime
+import samebits
 from benchmarks.moments import Notebook, before_and_after
-from runtime.core.messages import Register
-from runtime.net.client import Client
-from runtime.service.agent import Agent
-from runtime.training.elastic import TorchState, run
-from runtime.training.group.group import Group
+from samebits.core.messages import Register
+from samebits.net.client import Client
+from samebits.service.agent import Agent
+from samebits.training.elastic import TorchState, run
+from samebits.training.group.group import Group
 
 
 def main() -> None:
@@ -53,7 +53,7 @@ def form_ours(notebook: Notebook) -> None:
     _wait_at_the_barrier(notebook)
 
     notebook.note("begins")
-    runtime.init()
+    samebits.init()
 
     @run
     def train(_: TorchState) -> None:

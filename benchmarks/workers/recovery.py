@@ -17,14 +17,14 @@ from typing import Any
 
 import torch.distributed as dist
 
-import runtime
+import samebits
 from benchmarks.moments import Notebook, before_and_after
 from benchmarks.workers.mlp import SEED, Mlp
 from benchmarks.workers.paced import INTERVAL, PACE, RNG, Pace
-from runtime.service.agent import Agent
-from runtime.training.checkpoint.state_points import StatePoints
-from runtime.training.group.group import Group
-from runtime.training.run.elastic_run import ElasticRun
+from samebits.service.agent import Agent
+from samebits.training.checkpoint.state_points import StatePoints
+from samebits.training.group.group import Group
+from samebits.training.run.elastic_run import ElasticRun
 
 CHECKPOINT_STEPS = 10
 DROPOUT = 0.1
@@ -47,21 +47,21 @@ def train_ours() -> None:
     notebook = Notebook.from_environment()
     _probe(notebook)
 
-    runtime.init()
+    samebits.init()
     mode = os.environ.get(RNG, "per_step")
     mlp = Mlp(dropout=DROPOUT if mode == "saved" else 0.0)
-    state = runtime.elastic.TorchState(
+    state = samebits.elastic.TorchState(
         mlp.model,
         mlp.optimizer,
         rng=mode,
         seed=SEED,
-        checkpoint=runtime.CheckpointConfig(
+        checkpoint=samebits.CheckpointConfig(
             save_checkpoint_steps=int(os.environ.get(INTERVAL, CHECKPOINT_STEPS)), keep_checkpoint_max=2
         ),
     )
 
-    @runtime.elastic.run
-    def train(state: runtime.elastic.TorchState) -> None:
+    @samebits.elastic.run
+    def train(state: samebits.elastic.TorchState) -> None:
         notebook.note("trains", state.completed_steps)
         run_paced(mlp, notebook, lambda: state.completed_steps, state.commit, state.check_host_updates)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-import runtime
+import samebits
 from benchmarks.moments import Notebook
 from benchmarks.workers.mlp import SEED, Mlp
 from benchmarks.workers.transformer import Transformer
@@ -39,10 +39,10 @@ def main() -> None:
 
 
 def train_elastic(build: Callable[[], Model], commit_steps: int, *, reports: bool) -> None:
-    runtime.init()
+    samebits.init()
     model = build()
-    config = runtime.CheckpointConfig(save_checkpoint_steps=NEVER)
-    state = runtime.elastic.TorchState(model.model, model.optimizer, rng="per_step", seed=SEED, checkpoint=config)
+    config = samebits.CheckpointConfig(save_checkpoint_steps=NEVER)
+    state = samebits.elastic.TorchState(model.model, model.optimizer, rng="per_step", seed=SEED, checkpoint=config)
 
     def after_step(done: int, loss: torch.Tensor) -> None:
         if reports:
@@ -50,8 +50,8 @@ def train_elastic(build: Callable[[], Model], commit_steps: int, *, reports: boo
         if done % commit_steps == 0:
             state.commit()
 
-    @runtime.elastic.run
-    def train(state: runtime.elastic.TorchState) -> None:
+    @samebits.elastic.run
+    def train(state: samebits.elastic.TorchState) -> None:
         run_windows(model, after_step)
 
     train(state)

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime
+import samebits
 
 PRINT_EVERY_STEPS = 20
 
@@ -28,7 +28,7 @@ def main() -> None:
     args = parse_arguments()
 
     # First of all: in the scheduler's process this call serves until the job is done, and exits.
-    runtime.init()
+    samebits.init()
     if not dist.is_initialized():  # with ENABLE_RECOVERY=0 the process group is the script's own business
         dist.init_process_group()
 
@@ -38,17 +38,17 @@ def main() -> None:
     torch.manual_seed(args.seed)
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     if device.type != "cpu":
-        torch.accelerator.set_device_index(runtime.get_local_rank())
+        torch.accelerator.set_device_index(samebits.get_local_rank())
 
     digits = load_digits(os.environ.get("DATA_PATH"))
-    sampler = runtime.ElasticSampler(digits.train, shuffle=True, seed=args.seed)
+    sampler = samebits.ElasticSampler(digits.train, shuffle=True, seed=args.seed)
     # Its own generator: a loader draws a number when it is iterated, which must not be one of the step's.
     loader = DataLoader(digits.train, batch_size=args.batch_size, sampler=sampler, generator=torch.Generator())
     model = DistributedDataParallel(DigitsNet(digits.image_size).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
 
     # Everything a step depends on: when a worker is lost, all of it goes back together to a commit.
-    state = runtime.elastic.TorchState(
+    state = samebits.elastic.TorchState(
         model,
         optimizer,
         sampler=sampler,
@@ -56,13 +56,13 @@ def main() -> None:
         step=0,
         rng="per_step",
         seed=args.seed,
-        checkpoint=runtime.CheckpointConfig(
+        checkpoint=samebits.CheckpointConfig(
             save_checkpoint_steps=args.save_checkpoint_steps, keep_checkpoint_max=args.keep_checkpoint_max
         ),
     )
 
-    @runtime.elastic.run
-    def train(state: runtime.elastic.TorchState) -> None:
+    @samebits.elastic.run
+    def train(state: samebits.elastic.TorchState) -> None:
         # Called again, in the same process, whenever a worker was lost: it goes on from the state and nothing else.
         model.train()
         while state.step < args.steps:

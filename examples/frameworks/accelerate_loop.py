@@ -12,14 +12,14 @@ from accelerate.utils import set_seed
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime  # SameBits
-from runtime.integrations.accelerate import Accelerator  # SameBits: instead of accelerate's own
+import samebits  # SameBits
+from samebits.integrations.accelerate import Accelerator  # SameBits: instead of accelerate's own
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
 args = parser.parse_args()
 
-runtime.init()  # SameBits
+samebits.init()  # SameBits
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
 set_seed(42)
 torch.use_deterministic_algorithms(True)
@@ -36,7 +36,7 @@ schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epoc
 model, optimizer, train_loader, test_loader, schedule = accelerator.prepare(
     model, optimizer, train_loader, test_loader, schedule
 )
-checkpoint = runtime.CheckpointConfig(save_checkpoint_steps=5)  # SameBits
+checkpoint = samebits.CheckpointConfig(save_checkpoint_steps=5)  # SameBits
 state = accelerator.elastic_state(epoch=0, checkpoint=checkpoint)  # SameBits: all that was prepared
 
 
@@ -52,8 +52,8 @@ def evaluate() -> float:
     return right / total
 
 
-@runtime.elastic.run  # SameBits: the loop became this function
-def train(state: runtime.elastic.TorchState) -> None:
+@samebits.elastic.run  # SameBits: the loop became this function
+def train(state: samebits.elastic.TorchState) -> None:
     while state.epoch < args.epochs:  # SameBits: instead of for epoch in range(args.epochs)
         for inputs, targets in train_loader:
             with accelerator.accumulate(model):

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel as DDP
 from torch.optim.lr_scheduler import StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime  # SameBits
+import samebits  # SameBits
 
 SIDE, CLASSES, LOG_EVERY = 12, 10, 20
 
@@ -52,7 +52,7 @@ def train(
     device: torch.device,
     loader: DataLoader,
     optimizer: optim.Optimizer,
-    state: runtime.elastic.TorchState,
+    state: samebits.elastic.TorchState,
 ) -> None:
     model.train()
     for batch, (data, target) in enumerate(loader):
@@ -63,7 +63,7 @@ def train(
         optimizer.step()
         loader.sampler.record_batch(batch, args.batch_size)  # SameBits
         state.commit()  # SameBits
-        if state.completed_steps % LOG_EVERY == 0 and runtime.get_rank() == 0:
+        if state.completed_steps % LOG_EVERY == 0 and samebits.get_rank() == 0:
             print(f"epoch {state.epoch} step {state.completed_steps} loss {loss.item():.4f}", flush=True)
 
 
@@ -82,22 +82,22 @@ def main() -> None:
     parser.add_argument("--gamma", type=float, default=0.7)
     args = parser.parse_args()
 
-    runtime.init()  # SameBits
+    samebits.init()  # SameBits
     dist.init_process_group(backend="gloo")
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     if device.type != "cpu":
-        torch.accelerator.set_device_index(runtime.get_local_rank())  # SameBits: a spare's environment has none
+        torch.accelerator.set_device_index(samebits.get_local_rank())  # SameBits: a spare's environment has none
     torch.manual_seed(1)
     torch.use_deterministic_algorithms(True)
 
     train_set, test_set = pictures(args.pictures, 1), pictures(256, 2)
-    sampler = runtime.ElasticSampler(train_set, shuffle=True, seed=1)  # SameBits: in place of the DistributedSampler
+    sampler = samebits.ElasticSampler(train_set, shuffle=True, seed=1)  # SameBits: in place of the DistributedSampler
     loader = DataLoader(train_set, batch_size=args.batch_size, sampler=sampler, generator=torch.Generator())
     test_loader = DataLoader(test_set, batch_size=128, generator=torch.Generator())
     model = DDP(Net().to(device))
     optimizer = optim.Adadelta(model.parameters(), lr=1.0)
     schedule = StepLR(optimizer, step_size=1, gamma=args.gamma)
-    state = runtime.elastic.TorchState(  # SameBits: what the next step depends on
+    state = samebits.elastic.TorchState(  # SameBits: what the next step depends on
         model,
         optimizer,
         sampler=sampler,
@@ -105,15 +105,15 @@ def main() -> None:
         epoch=0,
         rng="per_step",
         seed=1,
-        checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=50),
+        checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=50),
     )
 
-    @runtime.elastic.run  # SameBits: the loop over epochs became this function, its counter the state's
-    def train_all(state: runtime.elastic.TorchState) -> None:
+    @samebits.elastic.run  # SameBits: the loop over epochs became this function, its counter the state's
+    def train_all(state: samebits.elastic.TorchState) -> None:
         while state.epoch < args.epochs:
             train(args, model, device, loader, optimizer, state)
             accuracy = test(model, device, test_loader)
-            if runtime.get_rank() == 0:
+            if samebits.get_rank() == 0:
                 print(f"epoch {state.epoch}: accuracy {accuracy:.4f}", flush=True)
             schedule.step()
             state.epoch += 1

@@ -11,14 +11,14 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime  # SameBits
-from runtime.integrations.lightning import Fabric  # SameBits: instead of lightning's own
+import samebits  # SameBits
+from samebits.integrations.lightning import Fabric  # SameBits: instead of lightning's own
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
 args = parser.parse_args()
 
-runtime.init()  # SameBits
+samebits.init()  # SameBits
 fabric = Fabric(accelerator="cpu", precision="bf16-mixed")
 fabric.seed_everything(42)
 fabric.launch()
@@ -35,7 +35,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs * 10)
 model, optimizer = fabric.setup(model, optimizer)
 train_loader, test_loader = fabric.setup_dataloaders(train_loader, test_loader)
-checkpoint = runtime.CheckpointConfig(save_checkpoint_steps=5)  # SameBits
+checkpoint = samebits.CheckpointConfig(save_checkpoint_steps=5)  # SameBits
 state = fabric.elastic_state(  # SameBits
     model=model, optimizer=optimizer, schedule=schedule, epoch=0, checkpoint=checkpoint
 )
@@ -51,8 +51,8 @@ def evaluate() -> float:
     return float(fabric.all_reduce(right, reduce_op="sum")) / len(test_set)
 
 
-@runtime.elastic.run  # SameBits: the loop became this function
-def train(state: runtime.elastic.TorchState) -> None:
+@samebits.elastic.run  # SameBits: the loop became this function
+def train(state: samebits.elastic.TorchState) -> None:
     while state.epoch < args.epochs:  # SameBits: instead of for epoch in range(args.epochs)
         for inputs, targets in train_loader:
             optimizer.zero_grad()

@@ -14,8 +14,8 @@ from lightning.pytorch.callbacks import EarlyStopping
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime  # SameBits
-from runtime.integrations.lightning import Trainer  # SameBits: instead of lightning's own
+import samebits  # SameBits
+from samebits.integrations.lightning import Trainer  # SameBits: instead of lightning's own
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
@@ -43,7 +43,7 @@ class Classifier(L.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-runtime.init()  # SameBits
+samebits.init()  # SameBits
 L.seed_everything(42)
 images = torch.randn(360, 64)
 labels = (images @ torch.randn(64, 4)).argmax(dim=1)
@@ -59,7 +59,7 @@ trainer = Trainer(
     logger=False,
     enable_checkpointing=False,
     enable_progress_bar=False,
-    checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=5),  # SameBits
+    checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=5),  # SameBits
 )
 trainer.fit(model, DataLoader(train_set, batch_size=16, shuffle=True), DataLoader(test_set, batch_size=8))
 weights = b"".join(one.detach().numpy().tobytes() for one in model.parameters())

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed import destroy_process_group, init_process_group
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-import runtime  # SameBits
+import samebits  # SameBits
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=200)
@@ -25,11 +25,11 @@ parser.add_argument("--width", type=int, default=32)
 args = parser.parse_args()
 BATCH, BLOCK, WINDOW = 8, 32, 2
 
-runtime.init()  # SameBits
+samebits.init()  # SameBits
 init_process_group(backend="gloo")
 device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
 if device.type != "cpu":
-    torch.accelerator.set_device_index(runtime.get_local_rank())  # SameBits: a spare's environment has none
+    torch.accelerator.set_device_index(samebits.get_local_rank())  # SameBits: a spare's environment has none
 torch.manual_seed(1337)
 torch.use_deterministic_algorithms(True)
 
@@ -82,17 +82,17 @@ def learning_rate(step: int) -> float:
 
 model = DDP(Model(args.width).to(device))
 optimizer = torch.optim.AdamW(model.parameters())
-state = runtime.elastic.TorchState(  # SameBits: what the next step depends on
+state = samebits.elastic.TorchState(  # SameBits: what the next step depends on
     model,
     optimizer,
     rng="per_step",
     seed=1337,
-    checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=50),
+    checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=50),
 )
 
 
-@runtime.elastic.run  # SameBits: the loop became this function, its counter the state's
-def train(state: runtime.elastic.TorchState) -> None:
+@samebits.elastic.run  # SameBits: the loop became this function, its counter the state's
+def train(state: samebits.elastic.TorchState) -> None:
     while state.completed_steps < args.steps:
         step = state.completed_steps
         for group in optimizer.param_groups:
@@ -106,7 +106,7 @@ def train(state: runtime.elastic.TorchState) -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         state.commit()  # SameBits
-        if step % 20 == 19 and runtime.get_rank() == 0:  # SameBits: asked here, where it is this generation's
+        if step % 20 == 19 and samebits.get_rank() == 0:  # SameBits: asked here, where it is this generation's
             print(f"step {step + 1} loss {WINDOW * loss.item():.4f}", flush=True)
 
 

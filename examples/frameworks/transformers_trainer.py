@@ -9,15 +9,15 @@ import hashlib
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments, set_seed
 
-import runtime  # SameBits
-from runtime.integrations.transformers import Trainer  # SameBits: instead of transformers' own
+import samebits  # SameBits
+from samebits.integrations.transformers import Trainer  # SameBits: instead of transformers' own
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--output", default="transformers")
 args = parser.parse_args()
 
-runtime.init()  # SameBits
+samebits.init()  # SameBits
 set_seed(42)
 torch.use_deterministic_algorithms(True)
 
@@ -46,7 +46,7 @@ trainer = Trainer(
     args=arguments,
     train_dataset=examples[:156],
     eval_dataset=examples[156:],
-    checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=5),  # SameBits
+    checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=5),  # SameBits
 )
 trainer.train()
 weights = b"".join(one.detach().numpy().tobytes() for one in model.parameters())

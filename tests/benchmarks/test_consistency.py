@@ -8,7 +8,7 @@ from benchmarks.consistency import AGAIN, EVERY, LOADS, OFF, ON, ORDERS, QUICK, 
 from benchmarks.report import problems
 from benchmarks.steady_state import Window
 from benchmarks.turns import Turns
-from runtime.settings_table import VARIABLES
+from samebits.settings_table import VARIABLES
 
 
 def measured(rate: float, cpu_ms: float) -> Turns:

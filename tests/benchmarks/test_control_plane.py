@@ -14,7 +14,7 @@ from benchmarks.control_plane_stage import cpu_s, descriptor_problem, resident_k
 from benchmarks.control_plane_trials import Kept, Losses, MassLoss, Served
 from benchmarks.report import MISSING, problems
 from benchmarks.workers import control_plane_bare
-from runtime.core import messages
+from samebits.core import messages
 
 
 def served(form_s: float, form_cpu_s: float, beats_cpu_s: float, back_s: float) -> Served:

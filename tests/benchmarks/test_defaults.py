@@ -8,7 +8,7 @@ from benchmarks.defaults import AGAIN, BLOCKS, OFF, ON, ORDERS, QUICK, USUAL, WA
 from benchmarks.report import problems
 from benchmarks.steady_state import Window
 from benchmarks.turns import Turns
-from runtime.settings_table import VARIABLES
+from samebits.settings_table import VARIABLES
 
 WATCH = ("the watch over progress", "the watch over hosts", "the comparison of the ranks")
 

@@ -18,17 +18,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.core.events import Event, Kind
-from runtime.core.lines import root_of
-from runtime.core.records import CauseFound, Record
-from runtime.ops import kept_start
-from runtime.ops.drill.rehearsal import free_environment, is_over, trains_since
-from runtime.ops.job_view import stored_view
-from runtime.ops.local_processes import end, name_of, process_names, read_pid_files, send_signal
-from runtime.service.events import read_events
-from runtime.service.history import history_of
-from runtime.store.journal import read_journal
-from runtime.store.process_identity import ProcessIdentity
+from samebits.core.events import Event, Kind
+from samebits.core.lines import root_of
+from samebits.core.records import CauseFound, Record
+from samebits.ops import kept_start
+from samebits.ops.drill.rehearsal import free_environment, is_over, trains_since
+from samebits.ops.job_view import stored_view
+from samebits.ops.local_processes import end, name_of, process_names, read_pid_files, send_signal
+from samebits.service.events import read_events
+from samebits.service.history import history_of
+from samebits.store.journal import read_journal
+from samebits.store.process_identity import ProcessIdentity
 from tests.causes.faults import BY_NAME, FAULTS, PAIRS, WORKER, Fault, Said, wrong
 from tests.system.processes import PATIENCE, free_port
 
@@ -84,7 +84,7 @@ class FailingJob:
         shutil.copy(WORKER, script)
         with self._screen.open("ab") as screen:
             self._follower = subprocess.Popen(
-                [sys.executable, "-P", "-m", "runtime", *words, script.name],
+                [sys.executable, "-P", "-m", "samebits", *words, script.name],
                 cwd=folder,
                 env={**free_environment(os.environ), **SETTINGS},
                 stdin=subprocess.DEVNULL,

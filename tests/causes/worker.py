@@ -18,7 +18,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-import runtime
+import samebits
 
 FOR_EVER_S = 3600.0
 PAUSE_S = 0.02
@@ -131,20 +131,20 @@ def fail_to_go_on_if_told() -> None:
 def main() -> None:
     signal.signal(signal.SIGUSR1, raise_at_signal)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # `samebits run` has workers ignore it
-    runtime.init()
+    samebits.init()
     torch.manual_seed(1)
     model = DistributedDataParallel(torch.nn.Linear(2, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
     loader = DataLoader(Samples(), batch_size=1)
-    state = runtime.elastic.TorchState(
+    state = samebits.elastic.TorchState(
         model,
         optimizer,
         rng="per_step",
-        checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=100, keep_checkpoint_max=2),
+        checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=100, keep_checkpoint_max=2),
     )
 
-    @runtime.elastic.run
-    def train(state: runtime.elastic.TorchState) -> None:
+    @samebits.elastic.run
+    def train(state: samebits.elastic.TorchState) -> None:
         for sample in loader:
             Progress.step = state.completed_steps
             fail_if_told()

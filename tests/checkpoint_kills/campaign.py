@@ -21,10 +21,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from runtime.errors import CheckpointError
-from runtime.service import log
-from runtime.store import checkpoint as checkpoints
-from runtime.training.checkpoint.kept_copies import KeptCopies
+from samebits.errors import CheckpointError
+from samebits.service import log
+from samebits.store import checkpoint as checkpoints
+from samebits.training.checkpoint.kept_copies import KeptCopies
 from tests.checkpoint_kills import victim
 from tests.checkpoint_kills.keeper import Keeper
 from tests.checkpoint_kills.victim import JOB, Life, Place

@@ -12,10 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from runtime.service.buddy import CopyListener, brief_of
-from runtime.service.writer_process import Copies
-from runtime.store.checkpoint import MemoryRoom
-from runtime.store.process_identity import ProcessIdentity
+from samebits.service.buddy import CopyListener, brief_of
+from samebits.service.writer_process import Copies
+from samebits.store.checkpoint import MemoryRoom
+from samebits.store.process_identity import ProcessIdentity
 from tests.checkpoint_kills.victim import JOB, SLOT
 
 REPOSITORY = Path(__file__).resolve().parents[2]

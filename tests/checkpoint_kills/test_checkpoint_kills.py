@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.point import Point
-from runtime.store.checkpoint import MemoryRoom, PointHeader
-from runtime.store.checkpoint.memory import sealed_buffer
-from runtime.training.checkpoint.staging import Staging
-from runtime.training.state import snapshot
+from samebits.core.point import Point
+from samebits.store.checkpoint import MemoryRoom, PointHeader
+from samebits.store.checkpoint.memory import sealed_buffer
+from samebits.training.checkpoint.staging import Staging
+from samebits.training.state import snapshot
 from tests.checkpoint_kills import victim
 from tests.checkpoint_kills.campaign import MOMENTS, VICTIMS, Campaign, Draw
 from tests.checkpoint_kills.victim import Place

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import torch
 
-from runtime.core.point import Point
-from runtime.service.buddy import CopyListener, brief_of
-from runtime.store import checkpoint as checkpoints
-from runtime.store.checkpoint import Writer
-from runtime.store.checkpoint.local import pruning
-from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
-from runtime.training.state import snapshot
-from runtime.training.state.checkpoint_config import CheckpointConfig
+from samebits.core.point import Point
+from samebits.service.buddy import CopyListener, brief_of
+from samebits.store import checkpoint as checkpoints
+from samebits.store.checkpoint import Writer
+from samebits.store.checkpoint.local import pruning
+from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
+from samebits.training.state import snapshot
+from samebits.training.state.checkpoint_config import CheckpointConfig
 
 JOB = "6a1f0c1e-0000-4000-8000-00000000dead"
 SLOT = 0

@@ -15,10 +15,10 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.core import records
-from runtime.core.records import GenerationCommitted, SeatGranted, TermStarted
-from runtime.errors import SupersededError
-from runtime.store.journal import read_journal
+from samebits.core import records
+from samebits.core.records import GenerationCommitted, SeatGranted, TermStarted
+from samebits.errors import SupersededError
+from samebits.store.journal import read_journal
 from tests.clusters.hosts import HostsJob
 from tests.clusters.namespaces import Host, Switch
 from tests.system.job import WAIT_S, Job

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core import records
-from runtime.core.records import GenerationCommitted, Record, SeatGranted, TermStarted
-from runtime.store.journal import Journal
+from samebits.core import records
+from samebits.core.records import GenerationCommitted, Record, SeatGranted, TermStarted
+from samebits.store.journal import Journal
 from tests.clusters.campaign import Campaign, faults_in
 from tests.core.house import House
 

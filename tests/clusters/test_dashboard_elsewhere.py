@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config import Settings
+from samebits.config import Settings
 from tests.clusters.namespaces import Host, Switch
 from tests.dashboard.conftest import environment_of, make_folder
 
@@ -47,7 +47,7 @@ def started(host: Host, settings: Settings, **more: str) -> tuple[subprocess.Pop
     """A dashboard on this host's address, and what it said first."""
     process = subprocess.Popen(
         [
-            *("nsenter", "--target", str(host.pid), "--net", sys.executable, "-P", "-m", "runtime", "dashboard"),
+            *("nsenter", "--target", str(host.pid), "--net", sys.executable, "-P", "-m", "samebits", "dashboard"),
             *("--host", host.address(), "--port", str(PORT)),
         ],
         cwd=settings.log_dir.parent,

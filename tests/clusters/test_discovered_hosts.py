@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.ops import kept_start
-from runtime.ops.job_view import Presence, stored_view
+from samebits.ops import kept_start
+from samebits.ops.job_view import Presence, stored_view
 from tests.clusters.hosts import SECRET
 from tests.clusters.namespaces import Switch
 from tests.ops.shell_job import ROOT, WAIT_S, Shell, ShellJob
@@ -75,7 +75,7 @@ def drive(job: ShellJob, switch: Switch) -> Shell:
     )
     script = (str(PROBE), "--epochs", str(EPOCHS), "--gate", str(EPOCHS - 1), "--pause-ms", "20")
     enter = ("nsenter", "--target", str(first.pid), "--net", "--uts")
-    return job.shell(*enter, sys.executable, "-P", "-m", "runtime", "run", *found, *script, **settings)
+    return job.shell(*enter, sys.executable, "-P", "-m", "samebits", "run", *found, *script, **settings)
 
 
 def say(job: ShellJob, hosts: dict[str, int]) -> None:

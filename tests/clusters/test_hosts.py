@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core import records
-from runtime.core.records import TermStarted
-from runtime.store.journal import read_journal
+from samebits.core import records
+from samebits.core.records import TermStarted
+from samebits.store.journal import read_journal
 from tests.clusters.hosts import HostsJob
 from tests.clusters.namespaces import Switch
 from tests.system.job import WAIT_S

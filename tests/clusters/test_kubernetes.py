@@ -14,11 +14,11 @@ import pytest
 import yaml
 from kubeflow_trainer_api import models
 
-from runtime import config
-from runtime.core.escalation import Level, levels_of
-from runtime.errors import LevelsSpentError
-from runtime.exit_codes import codes_to_give_up_at
-from runtime.settings_table import VARIABLES
+from samebits import config
+from samebits.core.escalation import Level, levels_of
+from samebits.errors import LevelsSpentError
+from samebits.exit_codes import codes_to_give_up_at
+from samebits.settings_table import VARIABLES
 from tests.clusters.documented import lines_in
 from tests.system.processes import REPOSITORY
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.ops.job_view import JobView
-from runtime.store.process_identity import ProcessIdentity
+from samebits.ops.job_view import JobView
+from samebits.store.process_identity import ProcessIdentity
 from tests.clusters import slurm, ssh_server
 from tests.clusters.hosts import SECRET
 from tests.clusters.namespaces import Switch
@@ -58,7 +58,7 @@ def drive(job: ShellJob, launch: str, *before: str, **more: str) -> Shell:
     settings |= {"SHRINK_GRACE": "0.5", "PYTHONPATH": str(ROOT), **more}
     found = ("--host-discovery-script", "cat hosts", "--nnodes", "1:2", "--launch", launch)
     script = (str(WORKER), "--seated", *UNTIL_TOLD)
-    return job.shell(*before, sys.executable, "-P", "-m", "runtime", "run", *found, *script, **settings)
+    return job.shell(*before, sys.executable, "-P", "-m", "samebits", "run", *found, *script, **settings)
 
 
 def trains(view: JobView, *nodes: str) -> bool:
@@ -161,7 +161,7 @@ def test_in_an_allocation_slurms_own_list_of_hosts_is_the_discovery_script(
 ) -> None:
     (job.folder / "secret").write_text(SECRET)
     (job.folder / "secret").chmod(0o600)
-    words = [sys.executable, "-P", "-m", "runtime", "run", "--nnodes", "1:2"]
+    words = [sys.executable, "-P", "-m", "samebits", "run", "--nnodes", "1:2"]
     words += ["--host-discovery-script", "scontrol show hostnames"]
     words += ["--launch", "srun -w {host} -N1 -n1 --overlap sh -c {command}"]
     words += [str(WORKER), "--seated", *UNTIL_TOLD]

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.errors import SupersededError
+from samebits.errors import SupersededError
 from tests.clusters.hosts import HostsJob
 from tests.clusters.namespaces import Family, Host, Switch
 from tests.system.job import WAIT_S

@@ -49,7 +49,7 @@ def documented_line(mark: str) -> Line:
     instead = {"train.py": str(PROBE)}
     instead |= {"SPARE_NUM=8": "SPARE_NUM=1"} if "SPARE_NUM" in text else {}
     if "--wrap" in text:
-        instead |= {"samebits run -n 8": f"{PYTHON} -P -m runtime run -n 1"}
+        instead |= {"samebits run -n 8": f"{PYTHON} -P -m samebits run -n 1"}
     else:
         instead |= {"--ntasks-per-node=8": "--ntasks-per-node=1", "scripts/slurm/samebits.sbatch": str(SBATCH)}
     return taken_apart(text, instead)

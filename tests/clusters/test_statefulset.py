@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime import config
-from runtime.errors import UsageError
-from runtime.ops import scaling
-from runtime.ops.statefulset import MAX_ANSWER_BYTES, StatefulSet
+from samebits import config
+from samebits.errors import UsageError
+from samebits.ops import scaling
+from samebits.ops.statefulset import MAX_ANSWER_BYTES, StatefulSet
 from tests.clusters.api_server import PATH, ApiServer
 from tests.clusters.test_kubernetes import FOLDER, NEWEST, needs_kustomize, rendered, require_valid, settings_in, the
 from tests.ops.shell_job import UNTIL_TOLD, ShellJob
@@ -125,7 +125,7 @@ def test_a_pod_that_knows_only_its_environment_sizes_the_job(server: ApiServer, 
         job.wait_view(lambda view: view.alive == 1 and "queue" in view.workers[0].figures)
         account = "mount -t tmpfs t /run && mkdir -p /run/secrets/kubernetes.io && ln -s "
         account += f"'{server.folder}' /run/secrets/kubernetes.io/serviceaccount"  # in a /run of its own
-        words = [sys.executable, "-P", "-m", "runtime", "autoscale", "--statefulset", NAME, "--every", "0.2"]
+        words = [sys.executable, "-P", "-m", "samebits", "autoscale", "--statefulset", NAME, "--every", "0.2"]
         words += ["--queue-per-worker", "15", "--settle", "0", "--shrink-after", "0.5", "--least-gain", "0"]
         scaler = job.shell(
             *("unshare", "--mount", "sh", "-c", f'{account} && exec "$@"', "pod", *words),

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime import config
-from runtime.errors import SettingsError, UsageError
-from runtime.training.state.checkpoint_config import CheckpointConfig
+from samebits import config
+from samebits.errors import SettingsError, UsageError
+from samebits.training.state.checkpoint_config import CheckpointConfig
 
 SECRET = "verysecret"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime import config
-from runtime.config import Role, Settings, alone, read
-from runtime.errors import SettingsError
-from runtime.settings_table import VARIABLES, HostRest
+from samebits import config
+from samebits.config import Role, Settings, alone, read
+from samebits.errors import SettingsError
+from samebits.settings_table import VARIABLES, HostRest
 
 WORKER = {"ROLE": "worker", "WORKER_NUM": "4", "NODE_ID": "0"}
 SCHEDULER = {"ROLE": "scheduler", "WORKER_NUM": "4"}

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from runtime import config
-from runtime.config import is_loopback, kept_environment, read, require_secret, secret_environment
-from runtime.errors import SettingsError
-from runtime.net.curve import LEAST_SECRET_BYTES
-from runtime.settings_table import VARIABLES
+from samebits import config
+from samebits.config import is_loopback, kept_environment, read, require_secret, secret_environment
+from samebits.errors import SettingsError
+from samebits.net.curve import LEAST_SECRET_BYTES
+from samebits.settings_table import VARIABLES
 
 SCHEDULER = {"ROLE": "scheduler", "WORKER_NUM": "4"}
 WORKER = {"ROLE": "worker", "WORKER_NUM": "4", "NODE_ID": "0"}

@@ -8,8 +8,8 @@ from datetime import timedelta
 
 import pytest
 
-from runtime import config, settings_table
-from runtime.config import (
+from samebits import config, settings_table
+from samebits.config import (
     KEPT_NAMES,
     environment_table,
     environment_table_zh,
@@ -19,8 +19,8 @@ from runtime.config import (
     publish,
     read,
 )
-from runtime.errors import SettingsError
-from runtime.settings_table import VARIABLES, Capability
+from samebits.errors import SettingsError
+from samebits.settings_table import VARIABLES, Capability
 
 WORKER = {"ROLE": "worker", "WORKER_NUM": "4", "NODE_ID": "0"}
 

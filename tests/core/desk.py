@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from runtime.core.agent import AgentCore, AgentPolicy
-from runtime.core.agent_events import (
+from samebits.core.agent import AgentCore, AgentPolicy
+from samebits.core.agent_events import (
     AgentEvent,
     AgentReady,
     Completed,
@@ -19,7 +19,7 @@ from runtime.core.agent_events import (
     Passed,
     Trains,
 )
-from runtime.core.messages import (
+from samebits.core.messages import (
     Activity,
     Admitted,
     Credential,
@@ -31,7 +31,7 @@ from runtime.core.messages import (
     RoundId,
     RoundOpened,
 )
-from runtime.core.point import Point
+from samebits.core.point import Point
 from tests.core.house import JOB_NAME, NUMERICS, SETTINGS
 
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from runtime.core.ledger import NAMED, Policy
-from runtime.core.messages import (
+from samebits.core.ledger import NAMED, Policy
+from samebits.core.messages import (
     FINAL,
     PROTOCOL,
     Activity,
@@ -37,11 +37,11 @@ from runtime.core.messages import (
     RoundOpened,
     SavedPoints,
 )
-from runtime.core.point import Point
-from runtime.core.ready import Ended, Ready
-from runtime.core.records import GenerationCommitted, Record
-from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled, StopRequested, Tick
-from runtime.core.state import JobState, Seat
+from samebits.core.point import Point
+from samebits.core.ready import Ended, Ready
+from samebits.core.records import GenerationCommitted, Record
+from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled, StopRequested, Tick
+from samebits.core.state import JobState, Seat
 
 JOB_NAME = "train.py"
 SETTINGS: Pairs = (("WORKER_NUM", "2"),)

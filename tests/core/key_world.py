@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from runtime.core.agent_events import KeyAsk
-from runtime.core.key_calls import KeyCalls
-from runtime.core.key_records import SCHEMA, KeyRecord
-from runtime.core.key_value import KeyStore, replay
-from runtime.core.messages import Credential, KeyAnswer, KeyCall, KeyOp
+from samebits.core.agent_events import KeyAsk
+from samebits.core.key_calls import KeyCalls
+from samebits.core.key_records import SCHEMA, KeyRecord
+from samebits.core.key_value import KeyStore, replay
+from samebits.core.messages import Credential, KeyAnswer, KeyCall, KeyOp
 from tests.core.linearizability import Called
 
 KEYS = (b"a", b"b")

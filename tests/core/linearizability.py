@@ -16,8 +16,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from runtime.core.agent_events import KeyAsk
-from runtime.core.messages import KeyAnswer, KeyOp, KeyOutcome
+from samebits.core.agent_events import KeyAsk
+from samebits.core.messages import KeyAnswer, KeyOp, KeyOutcome
 
 NEVER = 1 << 60
 

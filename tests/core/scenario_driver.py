@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from runtime.core.agent import AgentCore, AgentPolicy
-from runtime.core.agent_events import Compared, Completed, Failed, Leaving, Passed, Spoke
-from runtime.core.ledger import Policy
-from runtime.core.messages import FINAL, PROTOCOL, Activity, Digest, Process
-from runtime.core.point import Point
-from runtime.core.scheduler import Closed, SchedulerCore, Stalled, StopRequested
-from runtime.core.state import JobState
+from samebits.core.agent import AgentCore, AgentPolicy
+from samebits.core.agent_events import Compared, Completed, Failed, Leaving, Passed, Spoke
+from samebits.core.ledger import Policy
+from samebits.core.messages import FINAL, PROTOCOL, Activity, Digest, Process
+from samebits.core.point import Point
+from samebits.core.scheduler import Closed, SchedulerCore, Stalled, StopRequested
+from samebits.core.state import JobState
 from tests.core.scenario_stage import HERE, SCRIPT, Stage, Worker
 from tests.core.scenario_trace import Trace
 from tests.core.scenario_words import seconds

@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from runtime.core.agent import AgentCore
-from runtime.core.agent_events import (
+from samebits.core.agent import AgentCore
+from samebits.core.agent_events import (
     AgentEvent,
     Began,
     BreakGroup,
@@ -32,13 +32,13 @@ from runtime.core.agent_events import (
     Seated,
     Trains,
 )
-from runtime.core.ledger import Policy
-from runtime.core.messages import Activity, Digests, FromWorker, Heartbeat, Pairs, Process, Register
-from runtime.core.point import Point
-from runtime.core.ready import Ended, Ready, Send
-from runtime.core.records import Record
-from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Tick
-from runtime.core.values import replace
+from samebits.core.ledger import Policy
+from samebits.core.messages import Activity, Digests, FromWorker, Heartbeat, Pairs, Process, Register
+from samebits.core.point import Point
+from samebits.core.ready import Ended, Ready, Send
+from samebits.core.records import Record
+from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Tick
+from samebits.core.values import replace
 from tests.core.scenario_trace import Trace
 from tests.core.scenario_words import notice_line, order_line, record_line, report_line
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from runtime.core.agent_events import (
+from samebits.core.agent_events import (
     BreakGroup,
     LeaveGently,
     MustEnd,
@@ -20,7 +20,7 @@ from runtime.core.agent_events import (
     ToldToWait,
     Waits,
 )
-from runtime.core.messages import (
+from samebits.core.messages import (
     PROTOCOL,
     AddressMap,
     Admitted,
@@ -44,8 +44,8 @@ from runtime.core.messages import (
     RoundOpened,
     Status,
 )
-from runtime.core.point import Point
-from runtime.core.records import (
+from samebits.core.point import Point
+from samebits.core.records import (
     CauseFound,
     GenerationCommitted,
     JobCreated,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.messages import (
+from samebits.core.messages import (
     Admitted,
     Pending,
     Process,
     Refusal,
     Refused,
 )
-from runtime.core.records import SeatGranted, SeatRetired
+from samebits.core.records import SeatGranted, SeatRetired
 from tests.core.house import House, policy, training_house
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.admission import MAX_REFUSED
-from runtime.core.messages import (
+from samebits.core.admission import MAX_REFUSED
+from samebits.core.messages import (
     PROTOCOL,
     EndJob,
     Fenced,
@@ -14,7 +14,7 @@ from runtime.core.messages import (
     Refused,
     RoundOpened,
 )
-from runtime.core.records import SeatGranted, SeatResumed
+from samebits.core.records import SeatGranted, SeatResumed
 from tests.core.house import SETTINGS, House, policy, training_house
 
 

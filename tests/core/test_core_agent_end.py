@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.core.agent_events import (
+from samebits.core.agent_events import (
     Completed,
     Connected,
     Disconnected,
@@ -19,7 +19,7 @@ from runtime.core.agent_events import (
     Seated,
     Spoke,
 )
-from runtime.core.messages import (
+from samebits.core.messages import (
     Activity,
     EndJob,
     EndKind,
@@ -30,7 +30,7 @@ from runtime.core.messages import (
     Leave,
     RoundId,
 )
-from runtime.core.point import Point
+from samebits.core.point import Point
 from tests.core.desk import CREDENTIAL, STAGES, Desk, done, finished, forming, seated, training, waiting
 
 # ---- the end of training

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.agent_events import (
+from samebits.core.agent_events import (
     Addressed,
     Began,
     BreakGroup,
@@ -18,9 +18,9 @@ from runtime.core.agent_events import (
     Trains,
     Waits,
 )
-from runtime.core.messages import Activity, Admitted, Heartbeat, Join, Place, Publish, Register, RoundId, Standing
-from runtime.core.point import Point
-from runtime.core.values import replace
+from samebits.core.messages import Activity, Admitted, Heartbeat, Join, Place, Publish, Register, RoundId, Standing
+from samebits.core.point import Point
+from samebits.core.values import replace
 from tests.core.desk import NUMERICS, POINTS, STAGES, Desk, done, forming, seated, started, training, waiting
 
 MINE = Place(3, 3, 4)  # of the desk's seat in a full world

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.core.agent_events import (
+from samebits.core.agent_events import (
     Addressed,
     AgentEvent,
     Began,
@@ -23,7 +23,7 @@ from runtime.core.agent_events import (
     Trains,
     Waits,
 )
-from runtime.core.messages import (
+from samebits.core.messages import (
     Activity,
     AddressMap,
     Finished,
@@ -37,7 +37,7 @@ from runtime.core.messages import (
     RoundOpened,
     Still,
 )
-from runtime.core.point import Point
+from samebits.core.point import Point
 from tests.core.desk import (
     CREDENTIAL,
     POINTS,

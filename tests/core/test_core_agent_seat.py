@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from runtime.core.agent_events import (
+from samebits.core.agent_events import (
     AgentReady,
     Connected,
     Disconnected,
@@ -19,7 +19,7 @@ from runtime.core.agent_events import (
     ToldToWait,
     Trains,
 )
-from runtime.core.messages import (
+from samebits.core.messages import (
     PROTOCOL,
     Activity,
     AddressMap,
@@ -45,8 +45,8 @@ from runtime.core.messages import (
     RoundId,
     RoundOpened,
 )
-from runtime.core.point import Point
-from runtime.core.values import replace
+from samebits.core.point import Point
+from samebits.core.values import replace
 from tests.core.desk import CREDENTIAL, ME, STAGES, Desk, done, finished, forming, seated, started, training, waiting
 from tests.core.house import JOB_NAME, SETTINGS
 

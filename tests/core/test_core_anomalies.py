@@ -7,9 +7,9 @@ import random
 
 import pytest
 
-from runtime.core.anomalies import MOVED, WINDOW, Band, Odd, Verdict
-from runtime.core.messages import MAX_ODDITY_CHARS, Activity, Oddity, RoundOpened
-from runtime.core.unwell_hosts import MOST_ODDITIES
+from samebits.core.anomalies import MOVED, WINDOW, Band, Odd, Verdict
+from samebits.core.messages import MAX_ODDITY_CHARS, Activity, Oddity, RoundOpened
+from samebits.core.unwell_hosts import MOST_ODDITIES
 from tests.core.house import House, policy
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.audits import Fault, Follows, Known, Roles, follows, judge, roles, sentence, teller, why_it_ends
-from runtime.core.messages import MAX_ODDITY_CHARS
+from samebits.core.audits import Fault, Follows, Known, Roles, follows, judge, roles, sentence, teller, why_it_ends
+from samebits.core.messages import MAX_ODDITY_CHARS
 
 THREE, TWO = Roles(1, 2, 0), Roles(1, 0, None)
 

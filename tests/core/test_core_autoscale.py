@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from runtime.core.autoscale import Autoscaler, Decision, Limits, Reading
-from runtime.errors import UsageError
+from samebits.core.autoscale import Autoscaler, Decision, Limits, Reading
+from samebits.errors import UsageError
 
 EVERY_S = 10.0
 LINEAR = float

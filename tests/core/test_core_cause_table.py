@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from runtime import errors
-from runtime.core.cause_table import (
+from samebits import errors
+from samebits.core.cause_table import (
     DEFAULT,
     TABLE,
     UNKNOWN,
@@ -19,14 +19,14 @@ from runtime.core.cause_table import (
     Signal,
     Strategy,
 )
-from runtime.core.hangs import SILENT_KINDS, Doing, Hang, Sight
-from runtime.core.messages import GiveUp, LastWords
-from runtime.core.progress import Cure, cure_of
-from runtime.core.remedies import Means, chosen, judged
-from runtime.core.restarts import Again, Loss, Restarts, Sort, sort_of
-from runtime.core.scheduler import Seen
-from runtime.exit_codes import EXIT_CODES
-from runtime.exit_codes import Again as ExitAgain
+from samebits.core.hangs import SILENT_KINDS, Doing, Hang, Sight
+from samebits.core.messages import GiveUp, LastWords
+from samebits.core.progress import Cure, cure_of
+from samebits.core.remedies import Means, chosen, judged
+from samebits.core.restarts import Again, Loss, Restarts, Sort, sort_of
+from samebits.core.scheduler import Seen
+from samebits.exit_codes import EXIT_CODES
+from samebits.exit_codes import Again as ExitAgain
 from tests.core.house import House, training_house
 from tests.core.test_core_progress import SLEEPS, pass_time, training_for_a_while
 

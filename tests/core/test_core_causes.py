@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from runtime.core.causes import Causes, sentence
-from runtime.core.messages import Activity, LastWords, Process, ProcessEnded
-from runtime.core.records import CauseFound, SeatLost
-from runtime.core.scheduler import EndSeen
-from runtime.core.state import JobState
+from samebits.core.causes import Causes, sentence
+from samebits.core.messages import Activity, LastWords, Process, ProcessEnded
+from samebits.core.records import CauseFound, SeatLost
+from samebits.core.scheduler import EndSeen
+from samebits.core.state import JobState
 from tests.core.house import House, training_house
 
 DIED = "its connection closed and its process is gone"

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from runtime.core.agent_events import EnterAgain, Entered, Failed, FoundEqual, Trains
-from runtime.core.consistency import GoBack, Repair, Stop, decide
-from runtime.core.equality import EXPLAIN_S, Difference, judge
-from runtime.core.ledger import Mend
-from runtime.core.messages import (
+from samebits.core.agent_events import EnterAgain, Entered, Failed, FoundEqual, Trains
+from samebits.core.consistency import GoBack, Repair, Stop, decide
+from samebits.core.equality import EXPLAIN_S, Difference, judge
+from samebits.core.ledger import Mend
+from samebits.core.messages import (
     FINAL,
     MAX_DIGESTS,
     MAX_PARTS,
@@ -30,13 +30,13 @@ from runtime.core.messages import (
     RoundId,
     RoundOpened,
 )
-from runtime.core.point import Point
-from runtime.core.records import GenerationCommitted, JobInterrupted, RolledBack
-from runtime.core.restore import Joined, choose
-from runtime.core.state import JobState
-from runtime.core.values import replace
-from runtime.core.witnesses import MOST_GENERATIONS, Witnesses
-from runtime.errors import ProtocolError
+from samebits.core.point import Point
+from samebits.core.records import GenerationCommitted, JobInterrupted, RolledBack
+from samebits.core.restore import Joined, choose
+from samebits.core.state import JobState
+from samebits.core.values import replace
+from samebits.core.witnesses import MOST_GENERATIONS, Witnesses
+from samebits.errors import ProtocolError
 from tests.core.desk import training, waiting
 from tests.core.house import NUMERICS, House, policy
 

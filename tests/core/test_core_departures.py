@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from runtime.core.agent_events import AskedToLeave
-from runtime.core.events import Chronicle, Kind
-from runtime.core.messages import Depart
-from runtime.core.scheduler import Decided
+from samebits.core.agent_events import AskedToLeave
+from samebits.core.events import Chronicle, Kind
+from samebits.core.messages import Depart
+from samebits.core.scheduler import Decided
 from tests.core.desk import Desk, training
 from tests.core.house import House, training_house
 

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from runtime.core.messages import Activity, Ailment, Depart, Process, Sign, Unwell
-from runtime.core.scheduler import SchedulerCore
-from runtime.core.unwell_hosts import UnwellHosts
+from samebits.core.messages import Activity, Ailment, Depart, Process, Sign, Unwell
+from samebits.core.scheduler import SchedulerCore
+from samebits.core.unwell_hosts import UnwellHosts
 from tests.core.house import House, policy
 
 DISK = Ailment(Sign.DISK, "/ckpt", 0.95, 0.9, drains=True)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from runtime.core.agent_events import CommittedByAll, Disconnected, Saved
-from runtime.core.agent_events import Connected as Reconnected
-from runtime.core.messages import MAX_SAVED_POINTS, CommittedPoint, RoundOpened, SavedPoints
-from runtime.core.point import Point
-from runtime.core.records import PointCommitted
-from runtime.core.state import JobState
+from samebits.core.agent_events import CommittedByAll, Disconnected, Saved
+from samebits.core.agent_events import Connected as Reconnected
+from samebits.core.messages import MAX_SAVED_POINTS, CommittedPoint, RoundOpened, SavedPoints
+from samebits.core.point import Point
+from samebits.core.records import PointCommitted
+from samebits.core.state import JobState
 from tests.core.desk import CREDENTIAL, seated, training
 from tests.core.house import House, policy, training_house
 

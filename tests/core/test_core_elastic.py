@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.messages import (
+from samebits.core.messages import (
     Activity,
     AddressMap,
     EndKind,
@@ -17,9 +17,9 @@ from runtime.core.messages import (
     RoundOpened,
     Standing,
 )
-from runtime.core.point import Point
-from runtime.core.rebuild import UNHEARD_GENERATIONS
-from runtime.core.records import (
+from samebits.core.point import Point
+from samebits.core.rebuild import UNHEARD_GENERATIONS
+from samebits.core.records import (
     GenerationCommitted,
     JobInterrupted,
     JobRebuilt,
@@ -30,8 +30,8 @@ from runtime.core.records import (
     SpareAdmitted,
     TrainingFinished,
 )
-from runtime.core.rendezvous import LEAVE_TOGETHER_S
-from runtime.core.scheduler import Received
+from samebits.core.rendezvous import LEAVE_TOGETHER_S
+from samebits.core.scheduler import Received
 from tests.core.house import House, policy
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.agent_events import (
+from samebits.core.agent_events import (
     Connected,
     Disconnected,
     EndReason,
@@ -15,8 +15,8 @@ from runtime.core.agent_events import (
     ToldToWait,
     Trains,
 )
-from runtime.core.elsewhere import LookElsewhere
-from runtime.core.messages import (
+from samebits.core.elsewhere import LookElsewhere
+from samebits.core.messages import (
     Activity,
     Admitted,
     EndJob,
@@ -32,8 +32,8 @@ from runtime.core.messages import (
     RoundId,
     RoundOpened,
 )
-from runtime.core.point import Point
-from runtime.core.records import SeatLost
+from samebits.core.point import Point
+from samebits.core.records import SeatLost
 from tests.core.desk import Desk
 from tests.core.house import House, policy
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from runtime.core.messages import Activity, EndJob, EndKind, Finished, ProcessEnded, RoundOpened
-from runtime.core.point import Point
-from runtime.core.ready import Ended
-from runtime.core.records import (
+from samebits.core.messages import Activity, EndJob, EndKind, Finished, ProcessEnded, RoundOpened
+from samebits.core.point import Point
+from samebits.core.ready import Ended
+from samebits.core.records import (
     JobFinished,
     JobInterrupted,
     SeatLeft,
@@ -17,7 +17,7 @@ from runtime.core.records import (
     SeatResumed,
     TrainingFinished,
 )
-from runtime.core.scheduler import STATUS_WAIT_S, EndSeen, ReplacementsStarting
+from samebits.core.scheduler import STATUS_WAIT_S, EndSeen, ReplacementsStarting
 from tests.core.house import House, policy, training_house
 
 
@@ -387,10 +387,10 @@ def test_an_unfinished_job_is_not_finished_because_everybody_left(scheduler_knew
 
 def test_workers_that_all_left_before_a_generation_have_trained_nothing() -> None:
     house = House(policy(2)).fill()
-    house.leave("0", text="its script never called runtime.elastic.run")
+    house.leave("0", text="its script never called samebits.elastic.run")
     assert house.ended is None
-    house.leave("1", text="its script never called runtime.elastic.run")
-    text = "every worker left before training began: its script never called runtime.elastic.run"
+    house.leave("1", text="its script never called samebits.elastic.run")
+    text = "every worker left before training began: its script never called samebits.elastic.run"
     assert house.ended == Ended(EndKind.UNTRAINED, text)
     assert house.records(JobInterrupted) == [JobInterrupted(EndKind.UNTRAINED, 0, text, generation=0)]
     assert not house.core.state.finished
@@ -457,7 +457,7 @@ def test_a_point_that_some_disk_never_held_is_not_missed() -> None:
 def test_a_spare_of_a_job_that_was_never_trained_is_waited_for_and_told() -> None:
     house = House(policy(1, spare_num=1)).fill()
     house.register("7")
-    house.leave("0", text="its script never called runtime.elastic.run")
+    house.leave("0", text="its script never called samebits.elastic.run")
     for _ in range(10):
         assert house.ended is None
         house.beat("7", Activity.SEATED)
@@ -517,7 +517,7 @@ def test_a_job_that_its_own_script_has_ended_says_so() -> None:
 
 def test_a_gradient_that_was_wrong_twice_leaves_what_was_saved_in_doubt() -> None:
     """As an audit found (AUDIT): no script is to be corrected."""
-    house = failed_house("runtime.errors.UnequalError: step 50: rank 1's gradient of 0.weight is not what …")
+    house = failed_house("samebits.errors.UnequalError: step 50: rank 1's gradient of 0.weight is not what …")
     house.tick()
     house.tick(10.0)
     assert house.ended is not None and house.ended.kind is EndKind.UNEQUAL

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.agent_events import Compared, Disconnected, MustEnd
-from runtime.core.agent_events import Connected as Reconnected
-from runtime.core.equality import EXPLAIN_S, Judgement, differences, judge, sentence
-from runtime.core.messages import (
+from samebits.core.agent_events import Compared, Disconnected, MustEnd
+from samebits.core.agent_events import Connected as Reconnected
+from samebits.core.equality import EXPLAIN_S, Judgement, differences, judge, sentence
+from samebits.core.messages import (
     FINAL,
     MAX_DIGESTS,
     Activity,
@@ -21,9 +21,9 @@ from runtime.core.messages import (
     PartKind,
     SavedPoints,
 )
-from runtime.core.point import Point
-from runtime.core.records import JobInterrupted, PointCommitted, TrainingFinished
-from runtime.core.state import JobState
+from samebits.core.point import Point
+from samebits.core.records import JobInterrupted, PointCommitted, TrainingFinished
+from samebits.core.state import JobState
 from tests.core.desk import CREDENTIAL, done, training
 from tests.core.house import House, training_house
 

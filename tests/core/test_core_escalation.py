@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.escalation import LONGEST_WAIT_S, STEADY_S, STRATEGY_WORDS, Escalation, Level, Tried, levels_of
-from runtime.settings_table import STRATEGY_WORDS as READ_WORDS
+from samebits.core.escalation import LONGEST_WAIT_S, STEADY_S, STRATEGY_WORDS, Escalation, Level, Tried, levels_of
+from samebits.settings_table import STRATEGY_WORDS as READ_WORDS
 
 PROCESS, POD, JOB = Level.PROCESS, Level.POD, Level.JOB
 ALL = (PROCESS, POD, JOB)

@@ -6,12 +6,12 @@ import itertools
 
 import pytest
 
-from runtime.core.events import MAX_TEXT, NAMED, Chronicle, Event, Kind
-from runtime.core.messages import Activity, Join, Leave, SavedPoints
-from runtime.core.point import Point
-from runtime.core.ready import Level, Note, Ready
-from runtime.core.recoveries import recoveries_of
-from runtime.core.scheduler import Received
+from samebits.core.events import MAX_TEXT, NAMED, Chronicle, Event, Kind
+from samebits.core.messages import Activity, Join, Leave, SavedPoints
+from samebits.core.point import Point
+from samebits.core.ready import Level, Note, Ready
+from samebits.core.recoveries import recoveries_of
+from samebits.core.scheduler import Received
 from tests.core.house import House, policy
 
 WALL_S = 1_700_000_000.0

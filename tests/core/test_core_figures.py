@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runtime.core.agent_events import Connected, Disconnected, Heard, Passed
-from runtime.core.messages import MAX_FIGURES, Activity, Admitted, Figure, Figures, Heartbeat
-from runtime.core.values import replace
+from samebits.core.agent_events import Connected, Disconnected, Heard, Passed
+from samebits.core.messages import MAX_FIGURES, Activity, Admitted, Figure, Figures, Heartbeat
+from samebits.core.values import replace
 from tests.core.desk import CREDENTIAL, Desk
 from tests.core.house import House, policy, training_house
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.core.messages import (
+from samebits.core.messages import (
     Activity,
     AddressMap,
     GenerationStarted,
@@ -10,8 +10,8 @@ from runtime.core.messages import (
     Refused,
     RoundId,
 )
-from runtime.core.point import Point
-from runtime.core.records import Cut, SeatLeft
+from samebits.core.point import Point
+from samebits.core.records import Cut, SeatLeft
 from tests.core.house import House, policy, training_house
 
 # ---- generations

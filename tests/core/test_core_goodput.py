@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from runtime.core.events import Event, Kind, event_in
-from runtime.core.goodput import Bucket, Goodput, goodput_of
-from runtime.core.recoveries import recoveries_of
-from runtime.service.events import events_in, line_of
+from samebits.core.events import Event, Kind, event_in
+from samebits.core.goodput import Bucket, Goodput, goodput_of
+from samebits.core.recoveries import recoveries_of
+from samebits.service.events import events_in, line_of
 
 S = 1_000_000
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.hangs import SILENT_KINDS, Doing, Hang, Sight, fix_of, told_apart
-from runtime.core.messages import GiveUp, ProcessSeen
-from runtime.core.scheduler import Seen, SightTold
+from samebits.core.hangs import SILENT_KINDS, Doing, Hang, Sight, fix_of, told_apart
+from samebits.core.messages import GiveUp, ProcessSeen
+from samebits.core.scheduler import Seen, SightTold
 from tests.core.house import House
 from tests.core.test_core_progress import WAITS, report, training_for_a_while
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.health import HealthWatch, Limit, Reading, said
-from runtime.core.messages import MAX_AILMENTS, Activity, Ailment, Depart, Process, Sign, Unwell
+from samebits.core.health import HealthWatch, Limit, Reading, said
+from samebits.core.messages import MAX_AILMENTS, Activity, Ailment, Depart, Process, Sign, Unwell
 from tests.core.house import House, policy
 
 DISK = Ailment(Sign.DISK, "/ckpt", 0.95, 0.9, drains=True)

@@ -10,13 +10,13 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from runtime.core import key_value
-from runtime.core.agent_events import KeyAsk
-from runtime.core.key_calls import KeyCalls
-from runtime.core.key_records import KeyDeleted, KeyRecord, KeyWritten
-from runtime.core.key_value import KeyReady, KeyStore
-from runtime.core.messages import KeyAnswer, KeyCall, KeyOp, KeyOutcome
-from runtime.core.values import replace
+from samebits.core import key_value
+from samebits.core.agent_events import KeyAsk
+from samebits.core.key_calls import KeyCalls
+from samebits.core.key_records import KeyDeleted, KeyRecord, KeyWritten
+from samebits.core.key_value import KeyReady, KeyStore
+from samebits.core.messages import KeyAnswer, KeyCall, KeyOp, KeyOutcome
+from samebits.core.values import replace
 from tests.core.key_world import Build, Unanswered, World
 from tests.core.linearizability import NEVER, Called, is_linearizable
 

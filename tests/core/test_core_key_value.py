@@ -5,13 +5,13 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from runtime.core import key_value
-from runtime.core.agent import AgentCore, AgentPolicy
-from runtime.core.agent_events import Answered, Called, Connected, Disconnected, GaveUp, Heard, KeyAsk, Passed
-from runtime.core.key_calls import SAY_AGAIN_S, KeyCalls
-from runtime.core.key_records import MAX_KEPT_ANSWERS, KeyDeleted, KeyRecord, KeyWritten
-from runtime.core.key_value import KeyStore, Versioned, newest, replay
-from runtime.core.messages import (
+from samebits.core import key_value
+from samebits.core.agent import AgentCore, AgentPolicy
+from samebits.core.agent_events import Answered, Called, Connected, Disconnected, GaveUp, Heard, KeyAsk, Passed
+from samebits.core.key_calls import SAY_AGAIN_S, KeyCalls
+from samebits.core.key_records import MAX_KEPT_ANSWERS, KeyDeleted, KeyRecord, KeyWritten
+from samebits.core.key_value import KeyStore, Versioned, newest, replay
+from samebits.core.messages import (
     MAX_KEY_BYTES,
     MAX_VALUE_BYTES,
     SCHEMA,
@@ -25,7 +25,7 @@ from runtime.core.messages import (
     KeyOutcome,
     Process,
 )
-from runtime.errors import ProtocolError
+from samebits.errors import ProtocolError
 from tests.core.house import House, policy
 
 TERM = 3

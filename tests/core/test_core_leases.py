@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.messages import Activity, Heartbeat, LastWords, PeerGone, Process, RoundOpened
-from runtime.core.records import SeatLost, SeatResumed
-from runtime.core.scheduler import Stalled
-from runtime.core.values import replace
+from samebits.core.messages import Activity, Heartbeat, LastWords, PeerGone, Process, RoundOpened
+from samebits.core.records import SeatLost, SeatResumed
+from samebits.core.scheduler import Stalled
+from samebits.core.values import replace
 from tests.core.house import House, policy, training_house
 
 # ---- how a lease ends

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runtime.core.messages import RoundId, Standing
-from runtime.core.records import GenerationCommitted, SeatGranted
+from samebits.core.messages import RoundId, Standing
+from samebits.core.records import GenerationCommitted, SeatGranted
 from tests.core.house import House, policy, training_house
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import pytest
 
-from runtime.core.node_check import (
+from samebits.core.node_check import (
     DISK_FACTOR,
     FACTOR,
     MOST_ROUNDS,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runtime.core.hosts import Host, Resting
-from runtime.core.placement import DEATHS_S, MOST_DEATHS, Orders, Placement, Reason
+from samebits.core.hosts import Host, Resting
+from samebits.core.placement import DEATHS_S, MOST_DEATHS, Orders, Placement, Reason
 
 
 def hosts(**slots: int) -> tuple[Host, ...]:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.hangs import Hang
-from runtime.core.ledger import NAMED
-from runtime.core.messages import Activity, GiveUp, Heartbeat, Phase, Progress, RoundOpened, Still
-from runtime.core.progress import FIRST_STEPS_S
-from runtime.core.standstill import Member, judge, sentence
+from samebits.core.hangs import Hang
+from samebits.core.ledger import NAMED
+from samebits.core.messages import Activity, GiveUp, Heartbeat, Phase, Progress, RoundOpened, Still
+from samebits.core.progress import FIRST_STEPS_S
+from samebits.core.standstill import Member, judge, sentence
 from tests.core.house import House, training_house
 
 WAITS = Progress(Phase.COMMUNICATION, 812, 10, 0.0, 0.5, rests=True, place="all_reduce at train.py:50")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.core.messages import Activity, RoundOpened
+from samebits.core.messages import Activity, RoundOpened
 from tests.core.house import House
 from tests.core.test_core_progress import SLEEPS, STEP, WAITS, ended, pass_time, report, training_for_a_while
 

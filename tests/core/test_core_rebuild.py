@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.messages import Activity, Admitted, Fenced, Process, Refusal, Refused, RoundId, RoundOpened, Standing
-from runtime.core.point import Cut, Point
-from runtime.core.rebuild import UNHEARD_GENERATIONS, UNHEARD_TERMS, highest_unheard_incarnation
-from runtime.core.records import JobRebuilt, SeatGranted, SeatRetired
-from runtime.core.state import JobState, is_on_line
-from runtime.core.values import replace
+from samebits.core.messages import Activity, Admitted, Fenced, Process, Refusal, Refused, RoundId, RoundOpened, Standing
+from samebits.core.point import Cut, Point
+from samebits.core.rebuild import UNHEARD_GENERATIONS, UNHEARD_TERMS, highest_unheard_incarnation
+from samebits.core.records import JobRebuilt, SeatGranted, SeatRetired
+from samebits.core.state import JobState, is_on_line
+from samebits.core.values import replace
 from tests.core.house import House, policy, training_house
 
 RESTORE = Point(40, 2)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.core.messages import Activity, Credential, Heartbeat, LastWords, RoundId, RoundOpened
-from runtime.core.ready import Ready
-from runtime.core.repeats import MOST_A_SEAT, Repeats
-from runtime.core.scheduler import StopRequested, Tick
-from runtime.core.values import replace
+from samebits.core.messages import Activity, Credential, Heartbeat, LastWords, RoundId, RoundOpened
+from samebits.core.ready import Ready
+from samebits.core.repeats import MOST_A_SEAT, Repeats
+from samebits.core.scheduler import StopRequested, Tick
+from samebits.core.values import replace
 from tests.core.house import House, policy, training_house
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.lines import number_of, replaces, root_of, successor_of
-from runtime.core.messages import Activity, EndKind, Fenced, Refusal
-from runtime.core.point import Point
-from runtime.core.records import (
+from samebits.core.lines import number_of, replaces, root_of, successor_of
+from samebits.core.messages import Activity, EndKind, Fenced, Refusal
+from samebits.core.point import Point
+from samebits.core.records import (
     GenerationCommitted,
     ReplacementShown,
     SeatGranted,
@@ -15,8 +15,8 @@ from runtime.core.records import (
     SlotGiven,
     SpareAdmitted,
 )
-from runtime.core.replacements import TOKEN_BYTES, proof_of
-from runtime.core.state import JobState
+from samebits.core.replacements import TOKEN_BYTES, proof_of
+from samebits.core.state import JobState
 from tests.core.house import House, policy, training_house
 
 TOKEN = b"t" * TOKEN_BYTES

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.messages import Activity, AddressMap, Finished, Refusal, RoundId, RoundOpened
-from runtime.core.records import GenerationCommitted, SeatLost, SeatResumed, TermStarted
-from runtime.core.state import JobState
+from samebits.core.messages import Activity, AddressMap, Finished, Refusal, RoundId, RoundOpened
+from samebits.core.records import GenerationCommitted, SeatLost, SeatResumed, TermStarted
+from samebits.core.state import JobState
 from tests.core.house import House, policy, training_house
 
 

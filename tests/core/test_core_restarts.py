@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from runtime import errors
-from runtime.core import restarts
-from runtime.core.cause_table import Observation
-from runtime.core.restarts import Again, Loss, Never, Restarts, Sort, sort_of
+from samebits import errors
+from samebits.core import restarts
+from samebits.core.cause_table import Observation
+from samebits.core.restarts import Again, Loss, Never, Restarts, Sort, sort_of
 
 KILLED = Loss(Sort.OUTSIDE)
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.core.messages import Copy, KeptCommit, LiveStep, Loan, OrphanedPage, Page, PageLoan, RoundId
-from runtime.core.point import Point
-from runtime.core.records import Cut, GenerationCommitted
-from runtime.core.restore import Joined, Restore, choose, differing, lost_progress, lost_steps, must_look
-from runtime.core.state import KEPT_CUTS, is_on_line, next_line
+from samebits.core.messages import Copy, KeptCommit, LiveStep, Loan, OrphanedPage, Page, PageLoan, RoundId
+from samebits.core.point import Point
+from samebits.core.records import Cut, GenerationCommitted
+from samebits.core.restore import Joined, Restore, choose, differing, lost_progress, lost_steps, must_look
+from samebits.core.state import KEPT_CUTS, is_on_line, next_line
 
 
 def committed(generation: int = 1, restore: Point | None = None, line: tuple[Cut, ...] = ()) -> GenerationCommitted:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.messages import (
+from samebits.core.messages import (
     Activity,
     EndJob,
     EndKind,
@@ -15,9 +15,9 @@ from runtime.core.messages import (
     RoundId,
     RoundOpened,
 )
-from runtime.core.point import Point
-from runtime.core.records import GenerationCommitted, JobInterrupted
-from runtime.core.rendezvous import MOST_FAILURES
+from samebits.core.point import Point
+from samebits.core.records import GenerationCommitted, JobInterrupted
+from samebits.core.rendezvous import MOST_FAILURES
 from tests.core.house import NUMERICS, House, policy, training_house
 
 # ---- rounds

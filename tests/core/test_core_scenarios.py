@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.leases import Leases
+from samebits.core.leases import Leases
 from tests.core.scenario_driver import Scenario, ScenarioError
 
 FOLDER = Path(__file__).parent / "scenarios"

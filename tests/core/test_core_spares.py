@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.ending import END_GRACE_S
-from runtime.core.messages import (
+from samebits.core.ending import END_GRACE_S
+from samebits.core.messages import (
     PROTOCOL,
     Activity,
     Admitted,
@@ -24,9 +24,9 @@ from runtime.core.messages import (
     RoundOpened,
     Standing,
 )
-from runtime.core.point import Point
-from runtime.core.rebuild import UNHEARD_TERMS
-from runtime.core.records import (
+from samebits.core.point import Point
+from samebits.core.rebuild import UNHEARD_TERMS
+from samebits.core.records import (
     CauseFound,
     GenerationCommitted,
     JobFinished,

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.core.messages import Activity
-from runtime.core.records import SCHEMA, GenerationCommitted, JobRebuilt, SeatQuiet, SeatResumed, SeatRetired
-from runtime.core.replacements import TOKEN_BYTES, proof_of
-from runtime.core.state import JobState
+from samebits.core.messages import Activity
+from samebits.core.records import SCHEMA, GenerationCommitted, JobRebuilt, SeatQuiet, SeatResumed, SeatRetired
+from samebits.core.replacements import TOKEN_BYTES, proof_of
+from samebits.core.state import JobState
 from tests.core.house import House, policy
 from tests.core.test_core_consistency import flip, go_back, house_of
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.core import pace
-from runtime.core.messages import MAX_STEP_US, Activity, Ailment, Depart, Paced, Process, Sign, StepTime, Unwell
-from runtime.core.pace import STEPS, Slowness, compare, mean_of, sentence
-from runtime.core.stragglers import LOOK_S
+from samebits.core import pace
+from samebits.core.messages import MAX_STEP_US, Activity, Ailment, Depart, Paced, Process, Sign, StepTime, Unwell
+from samebits.core.pace import STEPS, Slowness, compare, mean_of, sentence
+from samebits.core.stragglers import LOOK_S
 from tests.core.house import House, policy
 
 CASES = 500

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from runtime.core.messages import Activity
-from runtime.core.suspicion import FEWEST, MOST_LEASES, Arrivals
+from samebits.core.messages import Activity
+from samebits.core.suspicion import FEWEST, MOST_LEASES, Arrivals
 from tests.core.house import House, policy
 
 FIXED_S, INTERVAL_S = 5.0, 1.0

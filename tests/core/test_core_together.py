@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from runtime.core.agent import AgentCore, AgentPolicy
-from runtime.core.agent_events import (
+from samebits.core.agent import AgentCore, AgentPolicy
+from samebits.core.agent_events import (
     Addressed,
     AgentEvent,
     Began,
@@ -24,9 +24,9 @@ from runtime.core.agent_events import (
     Passed,
     Trains,
 )
-from runtime.core.messages import FINAL, SCHEMA, Activity, Digest, FromScheduler, FromWorker, Process, ProcessEnded
-from runtime.core.point import Point
-from runtime.core.scheduler import EndSeen, Received
+from samebits.core.messages import FINAL, SCHEMA, Activity, Digest, FromScheduler, FromWorker, Process, ProcessEnded
+from samebits.core.point import Point
+from samebits.core.scheduler import EndSeen, Received
 from tests.core.house import JOB_NAME, NUMERICS, SETTINGS, House, policy
 
 

@@ -14,15 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.core import key_records, messages, records
-from runtime.core.messages import Activity, Credential, Heartbeat, Refusal, Refused, RoundId
-from runtime.core.point import Point
-from runtime.core.values import Meta, Schema, Value
-from runtime.errors import ProtocolError
-from runtime.net import copies
-from runtime.printable import printable
-from runtime.service import buddy
-from runtime.training.process import member_info
+from samebits.core import key_records, messages, records
+from samebits.core.messages import Activity, Credential, Heartbeat, Refusal, Refused, RoundId
+from samebits.core.point import Point
+from samebits.core.values import Meta, Schema, Value
+from samebits.errors import ProtocolError
+from samebits.net import copies
+from samebits.printable import printable
+from samebits.service import buddy
+from samebits.training.process import member_info
 
 EDGES: dict[type, Any] = {int: (-(2**63), 2**63 - 1), float: (-1e300, 1e300)}
 STORED = Path(__file__).parents[1] / "stored" / "packed.json"

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import StoreError
+from samebits.errors import StoreError
 from tests.crash_points import mutants
 from tests.crash_points.page_cache import PageCache
 from tests.crash_points.scenarios import SCENARIOS

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-from runtime.store import durable, journal, owner, step_log
-from runtime.store.checkpoint.local import folder
-from runtime.store.lock import HOLDER_FILE, DirectoryLock
-from runtime.store.term_claim import TermClaim
+from samebits.store import durable, journal, owner, step_log
+from samebits.store.checkpoint.local import folder
+from samebits.store.lock import HOLDER_FILE, DirectoryLock
+from samebits.store.term_claim import TermClaim
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from runtime.errors import StoreError
+from samebits.errors import StoreError
 from tests.crash_points.points import Violation, judge, judge_text
 from tests.crash_points.scenarios import SCENARIOS, files_of
 

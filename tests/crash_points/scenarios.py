@@ -10,18 +10,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from runtime.core.point import Point
-from runtime.ops import kept_start
-from runtime.ops.kept_start import KeptStart
-from runtime.store import durable
-from runtime.store.checkpoint import prune, rank_directory, scan, verify
-from runtime.store.journal import JOURNAL_FILE, Journal, read_journal
-from runtime.store.lock import HOLDER_FILE, LOCK_FILE, DirectoryLock
-from runtime.store.owner import claim_folder, make_claim_durable, read_owner
-from runtime.store.process_identity import ProcessIdentity, read_pid_file, write_pid_file
-from runtime.store.step_log import STEPS_FOLDER, StepLogWriter, read_step_log
-from runtime.store.step_record import LogHeader, StepRecord
-from runtime.store.term_claim import TermClaim, highest_claim
+from samebits.core.point import Point
+from samebits.ops import kept_start
+from samebits.ops.kept_start import KeptStart
+from samebits.store import durable
+from samebits.store.checkpoint import prune, rank_directory, scan, verify
+from samebits.store.journal import JOURNAL_FILE, Journal, read_journal
+from samebits.store.lock import HOLDER_FILE, LOCK_FILE, DirectoryLock
+from samebits.store.owner import claim_folder, make_claim_durable, read_owner
+from samebits.store.process_identity import ProcessIdentity, read_pid_file, write_pid_file
+from samebits.store.step_log import STEPS_FOLDER, StepLogWriter, read_step_log
+from samebits.store.step_record import LogHeader, StepRecord
+from samebits.store.term_claim import TermClaim, highest_claim
 from tests.store import killed_writer
 from tests.store.killed_writer import BATCHES, SNAPSHOT
 from tests.store.points import JOB, change_byte

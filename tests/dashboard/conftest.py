@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from runtime import config
-from runtime.config import Settings
-from runtime.core import records
-from runtime.core.events import Event, Kind
-from runtime.core.messages import Process, RoundId
-from runtime.core.point import Point
-from runtime.core.records import GenerationCommitted, JobCreated, PointCommitted, Record, SeatGranted, TermStarted
-from runtime.service.events import line_of
-from runtime.store.event_log import EventLog
-from runtime.store.journal import Journal
+from samebits import config
+from samebits.config import Settings
+from samebits.core import records
+from samebits.core.events import Event, Kind
+from samebits.core.messages import Process, RoundId
+from samebits.core.point import Point
+from samebits.core.records import GenerationCommitted, JobCreated, PointCommitted, Record, SeatGranted, TermStarted
+from samebits.service.events import line_of
+from samebits.store.event_log import EventLog
+from samebits.store.journal import Journal
 
 ROOT = Path(__file__).resolve().parents[2]
 BEGAN = 1_700_000_000.0

@@ -16,20 +16,20 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from runtime.config import Settings
-from runtime.core.events import Event, Kind
-from runtime.core.goodput import goodput_of
-from runtime.dashboard.actions import MOST_BYTES, Actions, order_in
-from runtime.dashboard.guard import ACTION, Guard, action_token_of
-from runtime.dashboard.server import Pages, app_of
-from runtime.dashboard.watching import Watch
-from runtime.errors import UsageError
-from runtime.net.curve import derive_keys
-from runtime.ops import acting
-from runtime.ops.acting import Deed, act
-from runtime.service.events import merged, read_events
-from runtime.store import asked_log
-from runtime.store.process_identity import ProcessIdentity, write_pid_file
+from samebits.config import Settings
+from samebits.core.events import Event, Kind
+from samebits.core.goodput import goodput_of
+from samebits.dashboard.actions import MOST_BYTES, Actions, order_in
+from samebits.dashboard.guard import ACTION, Guard, action_token_of
+from samebits.dashboard.server import Pages, app_of
+from samebits.dashboard.watching import Watch
+from samebits.errors import UsageError
+from samebits.net.curve import derive_keys
+from samebits.ops import acting
+from samebits.ops.acting import Deed, act
+from samebits.service.events import merged, read_events
+from samebits.store import asked_log
+from samebits.store.process_identity import ProcessIdentity, write_pid_file
 
 HOST = "http://127.0.0.1:8265"
 TOKEN = "t0ken"

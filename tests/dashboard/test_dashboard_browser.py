@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from runtime.config import Settings
-from runtime.core.events import Kind
-from runtime.dashboard.report import html_of_folder
-from runtime.ops.local_processes import name_of
-from runtime.service.events import read_events
-from runtime.store.process_identity import ProcessIdentity, write_pid_file
+from samebits.config import Settings
+from samebits.core.events import Kind
+from samebits.dashboard.report import html_of_folder
+from samebits.ops.local_processes import name_of
+from samebits.service.events import read_events
+from samebits.store.process_identity import ProcessIdentity, write_pid_file
 from tests.dashboard.conftest import environment_of, told
 from tests.ops.shell_job import UNTIL_TOLD, ShellJob, free_port
 
@@ -44,7 +44,7 @@ class Served:
 
     def _begin(self, folder: Path, environment: dict[str, str]) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "runtime", "dashboard", "--port", "0"],
+            [sys.executable, "-P", "-m", "samebits", "dashboard", "--port", "0"],
             cwd=folder,
             env=environment,
             stdin=subprocess.DEVNULL,

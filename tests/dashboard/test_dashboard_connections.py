@@ -15,15 +15,15 @@ from hypothesis import HealthCheck, example, given
 from hypothesis import settings as tried
 from hypothesis import strategies as st
 
-from runtime.config import Settings
-from runtime.dashboard import connections as module
-from runtime.dashboard.actions import Actions
-from runtime.dashboard.command import _listen, server_of
-from runtime.dashboard.connections import DESCRIPTORS_EACH, Connections, _network_of
-from runtime.dashboard.guard import ACTION, Guard
-from runtime.dashboard.neighbour import Ends
-from runtime.dashboard.server import Pages, app_of
-from runtime.dashboard.watching import Watch
+from samebits.config import Settings
+from samebits.dashboard import connections as module
+from samebits.dashboard.actions import Actions
+from samebits.dashboard.command import _listen, server_of
+from samebits.dashboard.connections import DESCRIPTORS_EACH, Connections, _network_of
+from samebits.dashboard.guard import ACTION, Guard
+from samebits.dashboard.neighbour import Ends
+from samebits.dashboard.server import Pages, app_of
+from samebits.dashboard.watching import Watch
 
 MOST = 16
 WAIT_S = 60

@@ -6,8 +6,8 @@ from http import HTTPStatus
 
 import pytest
 
-from runtime.dashboard.guard import Guard, host_name, others_token_of, token_of
-from runtime.net.curve import derive_keys
+from samebits.dashboard.guard import Guard, host_name, others_token_of, token_of
+from samebits.net.curve import derive_keys
 
 OPEN = Guard(frozenset({"trainer"}), None)
 CLOSED = Guard(frozenset(), "t0ken")

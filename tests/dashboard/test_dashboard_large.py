@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.config import Settings
-from runtime.dashboard import watching
-from runtime.dashboard.watching import NAMES_S, NAMES_SOON_S, Watch
-from runtime.ops.job_view import JobView, Presence
-from runtime.ops.scheduler_link import SchedulerLink, Told
-from runtime.service.status import LISTED_WORKERS
+from samebits.config import Settings
+from samebits.dashboard import watching
+from samebits.dashboard.watching import NAMES_S, NAMES_SOON_S, Watch
+from samebits.ops.job_view import JobView, Presence
+from samebits.ops.scheduler_link import SchedulerLink, Told
+from samebits.service.status import LISTED_WORKERS
 from tests.ops.views import view, worker
 
 RANKS = LISTED_WORKERS + 36

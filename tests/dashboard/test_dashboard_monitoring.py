@@ -11,9 +11,9 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from runtime.config import Settings
-from runtime.dashboard.metrics import exposition
-from runtime.dashboard.watching import Watch
+from samebits.config import Settings
+from samebits.dashboard.metrics import exposition
+from samebits.dashboard.watching import Watch
 
 PLACE = Path(__file__).resolve().parents[2] / "examples" / "monitoring"
 METRIC = re.compile(r"\bsamebits_\w+")

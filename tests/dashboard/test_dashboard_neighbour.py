@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from runtime.config import Settings
-from runtime.dashboard import server
-from runtime.dashboard.guard import Guard
-from runtime.dashboard.neighbour import uid_of
-from runtime.dashboard.server import Pages, app_of
-from runtime.dashboard.watching import Watch
+from samebits.config import Settings
+from samebits.dashboard import server
+from samebits.dashboard.guard import Guard
+from samebits.dashboard.neighbour import uid_of
+from samebits.dashboard.server import Pages, app_of
+from samebits.dashboard.watching import Watch
 
 CLIENT, SERVER = ("127.0.0.1", 0x1F90), ("127.0.0.1", 0x2049)
 ROW = "   0: {} {} 01 00000000:00000000 00:00000000 00000000  {}        0 12345\n"

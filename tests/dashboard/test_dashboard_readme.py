@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.store.process_identity import ProcessIdentity
+from samebits.store.process_identity import ProcessIdentity
 from tests.dashboard.test_dashboard_browser import CHROMIUM, WAIT_MS, Browser, browse
 from tests.ops.shell_job import ROOT, ShellJob
 from tests.system.processes import found_below, free_port, signal_process

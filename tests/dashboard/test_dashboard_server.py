@@ -18,18 +18,18 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
-from runtime.config import Settings
-from runtime.core.events import Kind
-from runtime.core.goodput import Bucket
-from runtime.core.recoveries import Recovery
-from runtime.dashboard import command, server
-from runtime.dashboard.guard import Guard
-from runtime.dashboard.report import gathered, html_of_folder
-from runtime.dashboard.server import FILES, MAX_URL, STATIC, Pages, app_of
-from runtime.dashboard.watching import LOG_BYTES, Watch
-from runtime.ops.job_view import JobView
-from runtime.ops.scheduler_link import Linked, SchedulerLink, Unlinked
-from runtime.printable import printable
+from samebits.config import Settings
+from samebits.core.events import Kind
+from samebits.core.goodput import Bucket
+from samebits.core.recoveries import Recovery
+from samebits.dashboard import command, server
+from samebits.dashboard.guard import Guard
+from samebits.dashboard.report import gathered, html_of_folder
+from samebits.dashboard.server import FILES, MAX_URL, STATIC, Pages, app_of
+from samebits.dashboard.watching import LOG_BYTES, Watch
+from samebits.ops.job_view import JobView
+from samebits.ops.scheduler_link import Linked, SchedulerLink, Unlinked
+from samebits.printable import printable
 from tests.dashboard.conftest import told
 
 HOST = "http://127.0.0.1:8265"

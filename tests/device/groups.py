@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from runtime.errors import GenerationEndedError
-from runtime.training.group import device as devices
-from runtime.training.group.group import Exchange, Group, form_alone, is_communication_failure
+from samebits.errors import GenerationEndedError
+from samebits.training.group import device as devices
+from samebits.training.group.group import Exchange, Group, form_alone, is_communication_failure
 from tests.device.script import memory_bytes
 from tests.system.cycles import Holding, holding_of
 

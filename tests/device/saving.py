@@ -15,7 +15,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-import runtime
+import samebits
 from tests.device.script import device_here
 
 TENSORS = 40
@@ -31,11 +31,11 @@ class Weights(nn.Module):
 
 def main() -> None:
     size_bytes, rounds = int(sys.argv[1]) << 20, int(sys.argv[2])
-    runtime.init()
+    samebits.init()
     device = device_here()
     weights = Weights(size_bytes).to(device)
-    state = runtime.elastic.TorchState(
-        weights, step=0, checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=2, keep_checkpoint_max=2)
+    state = samebits.elastic.TorchState(
+        weights, step=0, checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=2, keep_checkpoint_max=2)
     )
     live = [one.detach() for one in weights.parameters()]
     copies = [torch.zeros_like(one, device="cpu", pin_memory=device.type == "cuda") for one in live]
@@ -53,7 +53,7 @@ def main() -> None:
         for target, source in zip(targets, sources, strict=True):
             target.copy_(source, non_blocking=True)
 
-    def train(state: runtime.elastic.TorchState) -> None:
+    def train(state: samebits.elastic.TorchState) -> None:
         for _ in range(rounds + 2):
             for name in ("plain", "saving"):
                 with torch.no_grad():
@@ -65,7 +65,7 @@ def main() -> None:
             timed("fetch", lambda: copy(copies, live))
             timed("put", lambda: copy(live, copies))
 
-    runtime.elastic.run(train)(state)
+    samebits.elastic.run(train)(state)
     print(json.dumps({name: statistics.median(seconds[2:]) for name, seconds in took.items()}))
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime
+import samebits
 from tests.system.probe import BATCH, BUCKET_CAP_MB, FEATURES, GATE_POLL_S, SAMPLES, Shuffled, gate_of
 
 
@@ -34,7 +34,7 @@ class Training:
         data = torch.Generator().manual_seed(11)
         images = torch.randn(SAMPLES, FEATURES, generator=data)
         labels = torch.randint(0, 10, (SAMPLES,), generator=data)
-        self.sampler = runtime.ElasticSampler(range(SAMPLES), shuffle=True, seed=5)
+        self.sampler = samebits.ElasticSampler(range(SAMPLES), shuffle=True, seed=5)
         self.loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, sampler=self.sampler, drop_last=True)
         self.bare = Shuffled(norm=False).to(self.device)
         module: nn.Module = self.bare
@@ -50,7 +50,7 @@ class Training:
         )
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=args.amp, init_scale=2.0**10, growth_interval=7)
-        self.state = runtime.elastic.TorchState(
+        self.state = samebits.elastic.TorchState(
             self.model,
             self.optimizer,
             sampler=self.sampler,
@@ -58,10 +58,10 @@ class Training:
             epoch=0,
             step=0,
             rng=args.rng,
-            checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=args.interval, keep_checkpoint_max=3),
+            checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=args.interval, keep_checkpoint_max=3),
         )
 
-    def train(self, state: runtime.elastic.TorchState) -> None:
+    def train(self, state: samebits.elastic.TorchState) -> None:
         """What runs under ``elastic.run``."""
         while state.step < self.args.steps:
             for batch, (images, labels) in enumerate(self.loader):
@@ -71,10 +71,10 @@ class Training:
             state.epoch += 1
             self.sampler.set_epoch(state.epoch)
 
-    def step(self, state: runtime.elastic.TorchState, batch: int, images: torch.Tensor, labels: torch.Tensor) -> None:
+    def step(self, state: samebits.elastic.TorchState, batch: int, images: torch.Tensor, labels: torch.Tensor) -> None:
         if self.args.gates and state.step % self.args.gates == 0:
             self.wait_at_gate(state)
-        if self.args.fill == state.step + 1 and runtime.get_rank() == 1:
+        if self.args.fill == state.step + 1 and samebits.get_rank() == 1:
             torch.empty(1 << 50, dtype=torch.uint8, device=self.device)
         self.optimizer.zero_grad(set_to_none=not self.args.graphs)
         context: Any = contextlib.nullcontext()
@@ -90,7 +90,7 @@ class Training:
         state.commit()
         print(f"epoch {state.epoch} step {state.step} loss {loss.item():.6f} at {time.monotonic():.6f}", flush=True)
 
-    def wait_at_gate(self, state: runtime.elastic.TorchState) -> None:
+    def wait_at_gate(self, state: samebits.elastic.TorchState) -> None:
         """Until the test lets this step begin, or a peer is lost meanwhile."""
         gate = gate_of(self.args.marks, state.step)
         while not gate.exists():
@@ -101,7 +101,7 @@ class Training:
 def device_here() -> torch.device:
     """This process's, as a script asks for it."""
     found = torch.accelerator.current_accelerator(check_available=True)
-    return torch.device("cpu") if found is None else torch.device(found.type, runtime.get_local_rank())
+    return torch.device("cpu") if found is None else torch.device(found.type, samebits.get_local_rank())
 
 
 def memory_bytes(device: torch.device) -> int:
@@ -130,11 +130,11 @@ def main() -> None:
     parser.add_argument("--graphs", action="store_true", help="the module's forward and backward as CUDA graphs")
     parser.add_argument("--fill", type=int, default=0, metavar="STEP", help="rank 1 asks for a pebibyte of the device")
     args = parser.parse_args()
-    runtime.init()
+    samebits.init()
     torch.use_deterministic_algorithms(True)
     training = Training(args)
     print(f"device {training.device} holds {memory_bytes(training.device)} bytes", flush=True)
-    runtime.elastic.run(training.train)(training.state)
+    samebits.elastic.run(training.train)(training.state)
     print(f"final step={training.state.step} sha256={sha256_of(training.bare)}", flush=True)
 
 

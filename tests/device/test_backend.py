@@ -38,7 +38,7 @@ host, first = torch.get_rng_state(), torch.rand(3, device=device).cpu()
 print("the host's numbers are its own:", torch.equal(host, torch.get_rng_state()))
 torch.manual_seed(3)
 print("seeded:", torch.equal(first, torch.rand(3, device=device).cpu()))
-from runtime.training.process.device_view import DeviceView
+from samebits.training.process.device_view import DeviceView
 view = DeviceView(device, 60.0)
 view.committed()
 seen, watched = view.watched().memory(), view.watched()

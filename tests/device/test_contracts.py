@@ -17,11 +17,11 @@ import pytest
 import torch
 from torch.distributed import distributed_c10d
 
-from runtime import config
-from runtime.core.cause_table import DEFAULT, CauseClass, Observation
-from runtime.training import torch_private
-from runtime.training.group import device
-from runtime.training.process.compiled_code import keep_compiled_code
+from samebits import config
+from samebits.core.cause_table import DEFAULT, CauseClass, Observation
+from samebits.training import torch_private
+from samebits.training.group import device
+from samebits.training.process.compiled_code import keep_compiled_code
 from tests.device import torch_npu_wheel
 from tests.device.torch_npu_wheel import CALLS, LIBRARY, SIGNATURES, TEXTS, differences
 

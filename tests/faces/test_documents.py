@@ -13,9 +13,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import runtime
-from runtime.errors import CheckpointError, UnequalError, UsageError
-from runtime.ops.run_options import parse
+import samebits
+from samebits.errors import CheckpointError, UnequalError, UsageError
+from samebits.ops.run_options import parse
 from tests.system.processes import REPOSITORY, environment_of_tests
 
 DOCUMENTS = REPOSITORY.parent / "shared" / "documents"
@@ -38,7 +38,7 @@ class Node:
 
 def test_at_most_so_many_failed_nodes_are_returned() -> None:
     clock = SimpleNamespace(now=0.0)
-    detector = runtime.HeartbeatDetector(capacity=10, timeout=30, clock=lambda: clock.now)
+    detector = samebits.HeartbeatDetector(capacity=10, timeout=30, clock=lambda: clock.now)
     for node_id in range(4):
         detector.send_heartbeat(node_id=node_id)
     clock.now = 20.0
@@ -50,19 +50,19 @@ def test_at_most_so_many_failed_nodes_are_returned() -> None:
 
 
 def test_a_health_check_keeps_the_status_of_its_node(tmp_path: Path) -> None:
-    healthy = runtime.HealthChecker(2, cpu_limit=1, memory_limit=1, disk_limit=1, paths=[tmp_path])
+    healthy = samebits.HealthChecker(2, cpu_limit=1, memory_limit=1, disk_limit=1, paths=[tmp_path])
     assert [healthy.get_health_status(node_id) for node_id in (0, 1, 2, -1)] == [0, 0, 0, 0]
     assert healthy.perform_health_check(1) == 1
     assert [healthy.get_health_status(node_id) for node_id in (0, 1)] == [0, 1]
     assert (healthy.perform_health_check(2), healthy.get_health_status(2)) == (1, 0), "2 is beyond the capacity"
-    full = runtime.HealthChecker(capacity=2, cpu_limit=1, memory_limit=1, disk_limit=1e-6, paths=[tmp_path])
+    full = samebits.HealthChecker(capacity=2, cpu_limit=1, memory_limit=1, disk_limit=1e-6, paths=[tmp_path])
     assert (full.perform_health_check(1), full.get_health_status(1)) == (0, 0)
     with pytest.raises(UsageError, match="expected 0 or more"):
         full.perform_health_check(-1)
 
 
 def test_a_state_is_synchronized_by_its_version_and_survives_serialization() -> None:
-    one, two = runtime.StateSynchronization(), runtime.StateSynchronization()
+    one, two = samebits.StateSynchronization(), samebits.StateSynchronization()
     assert (one.get_state("lr"), one.version) == (None, 0)
     one.update_state("lr", 0.1)
     for lr in (0.2, 0.3):
@@ -76,7 +76,7 @@ def test_a_state_is_synchronized_by_its_version_and_survives_serialization() -> 
     one.update_state("lr", 0.4)
     one.sync_state(newer)
     assert one.get_state("lr") == 0.4, "what was changed after a synchronization is newer"
-    other = runtime.StateSynchronization()
+    other = samebits.StateSynchronization()
     other.update_state("gone", 1)
     other.deserialize_state(one.serialize_state())
     assert (other.state, other.version) == (one.state, 4)
@@ -86,7 +86,7 @@ def test_a_state_is_synchronized_by_its_version_and_survives_serialization() -> 
 
 @pytest.mark.parametrize("lie", [b"", b"\xc1", b"\x01", b"\x92\x01\x02", b"\x92\xff\xc4\x00", b"\x92\x01\xc4\x01\xc1"])
 def test_no_other_bytes_are_taken_for_a_state(lie: bytes) -> None:
-    state = runtime.StateSynchronization()
+    state = samebits.StateSynchronization()
     state.update_state("a", 1)
     with pytest.raises(UsageError, match="these are not the bytes"):
         state.deserialize_state(lie)
@@ -94,7 +94,7 @@ def test_no_other_bytes_are_taken_for_a_state(lie: bytes) -> None:
 
 
 def test_sequence_numbers_tell_whether_nodes_are_consistent() -> None:
-    protocol = runtime.ConsistencyProtocol(2)
+    protocol = samebits.ConsistencyProtocol(2)
     assert (protocol.get_sequence_number(0), protocol.check_consistency()) == (0, True)
     assert [protocol.update_sequence_number(node_id, 7) for node_id in (0, 1, 2, -1)] == [0, 0, -1, -1]
     assert protocol.check_consistency()
@@ -103,7 +103,7 @@ def test_sequence_numbers_tell_whether_nodes_are_consistent() -> None:
 
 
 def test_nodes_are_brought_to_one_state() -> None:
-    recovery = runtime.ConsistencyRecovery()
+    recovery = samebits.ConsistencyRecovery()
     assert recovery.recovery_strategy == "majority"
     nodes = [Node({"step": step}) for step in (4, 5, 5)]
     assert recovery.recover_consistency(nodes) is True
@@ -123,7 +123,7 @@ def test_a_recovery_saves_finds_and_loads_its_checkpoints(tmp_path: Path) -> Non
     torch.manual_seed(1)
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    recovery = runtime.CheckpointRecovery(checkpoint_dir=tmp_path / "checkpoints")
+    recovery = samebits.CheckpointRecovery(checkpoint_dir=tmp_path / "checkpoints")
     assert (recovery.checkpoint_interval, recovery.current_step) == (100, 0)
     assert recovery.recover_from_failure(model, optimizer) is None
     for step in (0, *range(100, 800, 100)):
@@ -140,7 +140,7 @@ def test_a_recovery_saves_finds_and_loads_its_checkpoints(tmp_path: Path) -> Non
 
 def test_step_0_is_a_step_and_no_checkpoint_is_none(tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 1)
-    recovery = runtime.CheckpointRecovery(tmp_path)
+    recovery = samebits.CheckpointRecovery(tmp_path)
     recovery.save_checkpoint(model, torch.optim.SGD(model.parameters(), lr=0.1), 0)
     assert recovery.recover_from_failure(model) == 0
 
@@ -149,12 +149,12 @@ def test_step_0_is_a_step_and_no_checkpoint_is_none(tmp_path: Path) -> None:
 
 PORTED = """
 import torch
-import runtime
-runtime.init()
+import samebits
+samebits.init()
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-import runtime as train
-from runtime import get_rank
+import samebits as train
+from samebits import get_rank
 torch.manual_seed(1)
 data = TensorDataset(torch.randn(256, 4), torch.randint(0, 3, (256,)))
 data_set = DataLoader(data, batch_size=32, sampler=train.ElasticSampler(data), generator=torch.Generator())
@@ -183,20 +183,20 @@ def test_the_training_script_of_mindspore_runs_with_pytorchs_network(tmp_path: P
     assert done.returncode == 0, done.stderr
     said = re.findall(r"epoch (\d+) step (\d+) loss \d", done.stdout + done.stderr)
     assert said == [("3", "20"), ("5", "40"), ("8", "60"), ("10", "80")], done.stderr
-    latest = runtime.CheckpointRecovery(tmp_path / "ckpt_of_rank").find_latest_checkpoint()
+    latest = samebits.CheckpointRecovery(tmp_path / "ckpt_of_rank").find_latest_checkpoint()
     assert latest is not None, "the job has saved in its own folder"
-    assert runtime.CheckpointRecovery(tmp_path / "ckpt_of_rank").load_checkpoint(latest)["step"] == 80
+    assert samebits.CheckpointRecovery(tmp_path / "ckpt_of_rank").load_checkpoint(latest)["step"] == 80
 
 
 def test_a_model_checkpoint_takes_its_numbers_from_a_config(tmp_path: Path) -> None:
-    config = runtime.CheckpointConfig(save_checkpoint_steps=100, keep_checkpoint_max=2)
-    saves = runtime.ModelCheckpoint(prefix="train", directory=tmp_path, config=config)
+    config = samebits.CheckpointConfig(save_checkpoint_steps=100, keep_checkpoint_max=2)
+    saves = samebits.ModelCheckpoint(prefix="train", directory=tmp_path, config=config)
     model = torch.nn.Linear(2, 1)
     kept = [saves.step_end(step, model) for step in (50, 100, 200, 300)]
     assert kept[0] is None and [one.is_dir() for one in kept[1:] if one is not None] == [False, True, True]
-    assert runtime.CheckpointRecovery(tmp_path / "train").find_latest_checkpoint() == kept[-1]
+    assert samebits.CheckpointRecovery(tmp_path / "train").find_latest_checkpoint() == kept[-1]
     with pytest.raises(UsageError, match="expected the name of one folder"):
-        runtime.ModelCheckpoint(prefix="../x", directory=tmp_path)
+        samebits.ModelCheckpoint(prefix="../x", directory=tmp_path)
 
 
 # ---- the documents' own text
@@ -220,7 +220,7 @@ def test_the_examples_of_canns_library_run(tmp_path: Path, monkeypatch: pytest.M
     )
     calls = [call for call in calls if "=" in call]
     model = torch.nn.Linear(2, 1)
-    known = {"comm": runtime, "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    known = {"comm": samebits, "model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
     exec("\n".join(calls), known)
     assert len(calls) == 5 and (known["failed_nodes"], known["step"]) == ([], None)
 
@@ -232,7 +232,7 @@ def test_canns_classes_have_the_printed_methods_with_their_arguments() -> None:
         for method, printed in re.findall(r"def(\w+)\(self,?([^)]*)\)", body):
             if method in ("majority_recovery", "leader_recovery", "default_recovery"):
                 continue  # ConsistencyRecovery's strategies
-            ours = inspect.signature(getattr(getattr(runtime, name), method)).parameters
+            ours = inspect.signature(getattr(getattr(samebits, name), method)).parameters
             for argument in filter(None, printed.split(",")):
                 key, _, default = argument.partition("=")
                 assert key in ours, f"{name}.{method}({printed})"

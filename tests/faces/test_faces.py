@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-import runtime
-from runtime.errors import CheckpointError, ForeignFolderError, UnequalError, UsageError
-from runtime.store.checkpoint import rank_directory
-from runtime.store.owner import claim_folder
+import samebits
+from samebits.errors import CheckpointError, ForeignFolderError, UnequalError, UsageError
+from samebits.store.checkpoint import rank_directory
+from samebits.store.owner import claim_folder
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
 
 def test_a_silent_node_is_found_and_one_that_speaks_again_is_back() -> None:
     clock = Clock()
-    detector = runtime.HeartbeatDetector(capacity=3, timeout=5.0, clock=clock)
+    detector = samebits.HeartbeatDetector(capacity=3, timeout=5.0, clock=clock)
     for node in ("a", "b"):
         detector.send_heartbeat(node)
     clock.now += 4
@@ -45,7 +45,7 @@ def test_a_silent_node_is_found_and_one_that_speaks_again_is_back() -> None:
 
 def test_a_pause_of_the_watcher_is_nobodys_silence() -> None:
     clock = Clock()
-    detector = runtime.HeartbeatDetector(capacity=3, timeout=5.0, clock=clock)
+    detector = samebits.HeartbeatDetector(capacity=3, timeout=5.0, clock=clock)
     detector.send_heartbeat("a")
     clock.now += 3600
     assert detector.detect_failure() == []
@@ -54,33 +54,33 @@ def test_a_pause_of_the_watcher_is_nobodys_silence() -> None:
 
 
 def test_more_nodes_than_the_capacity_are_refused() -> None:
-    detector = runtime.HeartbeatDetector(capacity=1, timeout=5.0)
+    detector = samebits.HeartbeatDetector(capacity=1, timeout=5.0)
     detector.send_heartbeat("a")
     detector.send_heartbeat("a")
     with pytest.raises(UsageError, match=r"its capacity is 1\. Fix: "):
         detector.send_heartbeat("b")
     for capacity, timeout in ((0, 1.0), (1, 0.0), (1, float("inf"))):
         with pytest.raises(UsageError, match="expected a capacity of 1 or more"):
-            runtime.HeartbeatDetector(capacity, timeout)
+            samebits.HeartbeatDetector(capacity, timeout)
 
 
 # ---- health
 
 
 def test_a_disk_over_its_limit_is_told_after_two_looks(tmp_path: Path) -> None:
-    checker = runtime.HealthChecker(cpu_limit=1, memory_limit=1, disk_limit=1e-6, paths=[tmp_path / "not there"])
+    checker = samebits.HealthChecker(cpu_limit=1, memory_limit=1, disk_limit=1e-6, paths=[tmp_path / "not there"])
     assert checker.check() == [] and checker.is_healthy
     (told,) = [text for text in checker.check() if "disk" in text]
     assert told.startswith(f"the disk of {tmp_path} is ") and not checker.is_healthy
     with pytest.raises(UsageError, match="limits are shares"):
-        runtime.HealthChecker(disk_limit=90)
+        samebits.HealthChecker(disk_limit=90)
 
 
 # ---- consistency
 
 
 def test_merging_loses_no_newer_value_in_whatever_order() -> None:
-    one, two = runtime.StateSynchronization(), runtime.StateSynchronization()
+    one, two = samebits.StateSynchronization(), samebits.StateSynchronization()
     one.update("epoch", 3)
     for epoch in (1, 2):
         two.update("epoch", epoch)
@@ -91,9 +91,9 @@ def test_merging_loses_no_newer_value_in_whatever_order() -> None:
     assert one.get("epoch") == two.get("epoch") == 2, "the second change is the newer"
     assert one.get("best") == {"loss": 0.5, 7: [1, b"x"]}
     assert one.update("epoch", 9) == 3
-    tied = runtime.StateSynchronization()
+    tied = samebits.StateSynchronization()
     tied.update("epoch", 1)
-    one_way, other_way = runtime.StateSynchronization(), runtime.StateSynchronization()
+    one_way, other_way = samebits.StateSynchronization(), samebits.StateSynchronization()
     for merges, into in (((first, tied.export()), one_way), ((tied.export(), first), other_way)):
         for exported in merges:
             into.merge(exported)
@@ -113,7 +113,7 @@ def test_merging_loses_no_newer_value_in_whatever_order() -> None:
     ],
 )
 def test_what_is_no_export_changes_nothing(lie: bytes) -> None:
-    state = runtime.StateSynchronization()
+    state = samebits.StateSynchronization()
     state.update("a", 1)
     before = state.export()
     with pytest.raises(UsageError, match="not the bytes of an export"):
@@ -122,7 +122,7 @@ def test_what_is_no_export_changes_nothing(lie: bytes) -> None:
 
 
 def test_replicas_are_judged_and_named() -> None:
-    protocol = runtime.ConsistencyProtocol()
+    protocol = samebits.ConsistencyProtocol()
     assert protocol.check({0: {"a": 1, "b": 2}, 1: {"b": 2, "a": 1}}).is_equal
     protocol.require_equal({0: [1], 1: [1]})
     with pytest.raises(UnequalError, match="rank 1 differs from rank 0, 2"):
@@ -145,7 +145,7 @@ def test_replicas_are_judged_and_named() -> None:
 def test_a_state_is_chosen_by_the_strategy(
     strategy: str, states: dict[int, str], chosen: str | type[Exception]
 ) -> None:
-    recovery = runtime.ConsistencyRecovery(strategy)
+    recovery = samebits.ConsistencyRecovery(strategy)
     if isinstance(chosen, str):
         assert recovery.recover(states) == chosen
     else:
@@ -155,9 +155,9 @@ def test_a_state_is_chosen_by_the_strategy(
 
 def test_an_unknown_strategy_and_a_missing_leader_are_refused() -> None:
     with pytest.raises(UsageError, match=r"expected majority, leader, default\. Fix: "):
-        runtime.ConsistencyRecovery("vote")
+        samebits.ConsistencyRecovery("vote")
     with pytest.raises(UsageError, match="rank 7, the leader, has given no state"):
-        runtime.ConsistencyRecovery("leader", leader=7).recover({0: 1, 1: 2})
+        samebits.ConsistencyRecovery("leader", leader=7).recover({0: 1, 1: 2})
 
 
 # ---- checkpoints
@@ -178,12 +178,12 @@ def bits(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> list[bytes
 
 
 def test_what_was_saved_comes_back_to_the_bit(tmp_path: Path) -> None:
-    saves = runtime.ModelCheckpoint(tmp_path, save_checkpoint_steps=5, keep_checkpoint_max=2)
+    saves = samebits.ModelCheckpoint(tmp_path, save_checkpoint_steps=5, keep_checkpoint_max=2)
     model, optimizer = model_and_optimizer(1)
     assert saves.step_end(4, model, optimizer) is None
     for step in (5, 10, 15):
         path = saves.step_end(step, model, optimizer, epoch=1)
-    recovery = runtime.CheckpointRecovery(tmp_path)
+    recovery = samebits.CheckpointRecovery(tmp_path)
     assert recovery.find_latest_checkpoint() == path
     other, its_optimizer = model_and_optimizer(2)
     assert bits(other, its_optimizer) != bits(model, optimizer)
@@ -194,7 +194,7 @@ def test_what_was_saved_comes_back_to_the_bit(tmp_path: Path) -> None:
 
 
 def test_a_damaged_point_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    saves = runtime.ModelCheckpoint(tmp_path)
+    saves = samebits.ModelCheckpoint(tmp_path)
     model, optimizer = model_and_optimizer(1)
     first = saves.save(1, model, optimizer)
     second = saves.save(2, model, optimizer)
@@ -202,14 +202,14 @@ def test_a_damaged_point_is_passed_over(tmp_path: Path, caplog: pytest.LogCaptur
     damaged = bytearray(data.read_bytes())
     damaged[-1] ^= 1
     data.write_bytes(damaged)
-    recovery = runtime.CheckpointRecovery(tmp_path)
+    recovery = samebits.CheckpointRecovery(tmp_path)
     assert recovery.find_latest_checkpoint() == first
     assert recovery.recover_from_failure(*model_and_optimizer(2)) == 1
     assert "passed over" in caplog.text
 
 
 def test_without_a_point_nothing_is_changed(tmp_path: Path) -> None:
-    recovery = runtime.CheckpointRecovery(tmp_path / "none")
+    recovery = samebits.CheckpointRecovery(tmp_path / "none")
     model, optimizer = model_and_optimizer(1)
     before = bits(model, optimizer)
     assert (recovery.find_latest_checkpoint(), recovery.recover_from_failure(model, optimizer)) == (None, None)
@@ -219,23 +219,23 @@ def test_without_a_point_nothing_is_changed(tmp_path: Path) -> None:
 
 def test_another_model_and_a_jobs_folder_are_refused(tmp_path: Path) -> None:
     model, optimizer = model_and_optimizer(1)
-    runtime.ModelCheckpoint(tmp_path).save(1, model, optimizer)
+    samebits.ModelCheckpoint(tmp_path).save(1, model, optimizer)
     with pytest.raises(CheckpointError, match="it is not of this model and optimizer"):
-        runtime.CheckpointRecovery(tmp_path).recover_from_failure(torch.nn.Linear(9, 9))
+        samebits.CheckpointRecovery(tmp_path).recover_from_failure(torch.nn.Linear(9, 9))
     claim_folder(rank_directory(tmp_path / "job", 0), "another-job", "train.py")
     with pytest.raises(ForeignFolderError):
-        runtime.ModelCheckpoint(tmp_path / "job").save(1, model)
+        samebits.ModelCheckpoint(tmp_path / "job").save(1, model)
     with pytest.raises(CheckpointError, match="cannot be saved"):
-        runtime.ModelCheckpoint(tmp_path).save(2, model, thing=object())
+        samebits.ModelCheckpoint(tmp_path).save(2, model, thing=object())
     with pytest.raises(UsageError):
-        runtime.ModelCheckpoint(tmp_path, keep_checkpoint_max=1)
+        samebits.ModelCheckpoint(tmp_path, keep_checkpoint_max=1)
 
 
 # ---- losses
 
 
 def test_a_loss_is_said_and_one_that_is_no_number_named(caplog: pytest.LogCaptureFixture) -> None:
-    monitor = runtime.LossMonitor(per_print_times=2)
+    monitor = samebits.LossMonitor(per_print_times=2)
     with caplog.at_level("INFO", logger="samebits"):
         assert [monitor.step_end(step, torch.tensor(step / 4)) for step in (1, 2)] == [True, True]
         assert not monitor.step_end(3, float("nan"), epoch=1)
@@ -244,10 +244,11 @@ def test_a_loss_is_said_and_one_that_is_no_number_named(caplog: pytest.LogCaptur
 
 def test_none_of_them_loads_torch_before_it_is_needed() -> None:
     program = (
-        "import sys, runtime\n"
-        "runtime.HeartbeatDetector(1, 1.0), runtime.HealthChecker(), runtime.StateSynchronization()\n"
-        "runtime.ConsistencyRecovery(), runtime.CheckpointRecovery().find_latest_checkpoint(), runtime.LossMonitor()\n"
-        "runtime.ModelCheckpoint('x')\n"
+        "import sys, samebits\n"
+        "samebits.HeartbeatDetector(1, 1.0), samebits.HealthChecker(), samebits.StateSynchronization()\n"
+        "samebits.ConsistencyRecovery(), samebits.CheckpointRecovery().find_latest_checkpoint()\n"
+        "samebits.LossMonitor()\n"
+        "samebits.ModelCheckpoint('x')\n"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import ScriptFailedError, UnequalError, UsageError
+from samebits.errors import ScriptFailedError, UnequalError, UsageError
 from tests.system.job import Job
 
 SCRIPT = Path(__file__).with_name("unequal_script.py")
@@ -49,7 +49,7 @@ def test_a_recipe_without_ddp_ends_within_three_steps(recipe: Callable[..., Job]
     assert (odd, alike) == ("1", "0")
     assert rest.startswith("model.linear.weight and ")
     assert "most likely no DistributedDataParallel is in use" in rest
-    assert "Fix: wrap the model in DistributedDataParallel before runtime.elastic.run" in rest
+    assert "Fix: wrap the model in DistributedDataParallel before samebits.elastic.run" in rest
 
 
 @pytest.mark.system

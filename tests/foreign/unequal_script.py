@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime
+import samebits
 from tests.system.gate import wait_at_gate
 
 parser = argparse.ArgumentParser()
@@ -43,11 +43,11 @@ class Net(torch.nn.Module):
         return self.norm(self.linear(inputs)) * self.scale
 
 
-runtime.init()
+samebits.init()
 torch.manual_seed(1)
 torch.use_deterministic_algorithms(True)
 data = TensorDataset(torch.randn(512, 16), torch.randint(0, 4, (512,)))
-sampler = runtime.elastic.ElasticSampler(data, shuffle=True, seed=1)
+sampler = samebits.elastic.ElasticSampler(data, shuffle=True, seed=1)
 loader = DataLoader(data, batch_size=32, sampler=sampler, generator=torch.Generator())
 net: torch.nn.Module = Net()
 model = net if arguments.wrong == "no-ddp" else DistributedDataParallel(net, broadcast_buffers=False)
@@ -55,14 +55,14 @@ if arguments.wrong != "batch-norm":
     net.norm.track_running_stats = False
     net.norm.running_mean = net.norm.running_var = net.norm.num_batches_tracked = None
 optimizer = torch.optim.Adam([one for one in net.parameters() if one.requires_grad])
-state = runtime.elastic.TorchState(
+state = samebits.elastic.TorchState(
     model,
     optimizer,
     sampler=sampler,
     epoch=0,
     rng="per_step",
     seed=1,
-    checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=arguments.save_every),
+    checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=arguments.save_every),
 )
 iterations = 0
 
@@ -71,15 +71,15 @@ def go_wrong() -> None:
     """Before the commit of the step."""
     if state.completed_steps < arguments.wrong_from:
         return
-    if arguments.wrong == "sampler" and runtime.get_rank() == 1:
+    if arguments.wrong == "sampler" and samebits.get_rank() == 1:
         sampler.consumed += 8
     if arguments.wrong == "outside":
         with torch.no_grad():
-            net.scale += 0.01 * runtime.get_rank()
+            net.scale += 0.01 * samebits.get_rank()
 
 
-@runtime.elastic.run
-def train(state: runtime.elastic.TorchState) -> None:
+@samebits.elastic.run
+def train(state: samebits.elastic.TorchState) -> None:
     """Epochs until there are enough."""
     global iterations
     while state.epoch < arguments.epochs:
@@ -100,7 +100,7 @@ def train(state: runtime.elastic.TorchState) -> None:
         state.epoch += 1
         if arguments.wrong != "set-epoch":
             sampler.set_epoch(state.epoch)
-    if runtime.get_rank() == 0:
+    if samebits.get_rank() == 0:
         time.sleep(arguments.late_s)
 
 

@@ -1,4 +1,4 @@
-"""The process of one coverage-guided campaign: instruments ``runtime``, then belongs to libFuzzer until it ends.
+"""The process of one coverage-guided campaign: instruments ``samebits``, then belongs to libFuzzer until it ends.
 
 ``python -m tests.fuzz`` starts it; its arguments are a target's name and libFuzzer's own flags and folders.
 """
@@ -9,7 +9,7 @@ import sys
 
 import atheris  # an optional extra: only this process imports it
 
-with atheris.instrument_imports(include=["runtime"]):
+with atheris.instrument_imports(include=["samebits"]):
     from tests.fuzz.targets import TARGETS
 
 if __name__ == "__main__":

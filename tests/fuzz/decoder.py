@@ -11,8 +11,8 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from runtime.core import key_records, messages, records
-from runtime.errors import ProtocolError
+from samebits.core import key_records, messages, records
+from samebits.errors import ProtocolError
 
 LONGEST_TEXT = 2000
 SCHEMAS = (messages.SCHEMA, records.SCHEMA, key_records.SCHEMA)

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from enum import Enum
 
-from runtime import config
-from runtime.config import Settings
-from runtime.errors import SettingsError
-from runtime.settings_table import VARIABLES
+from samebits import config
+from samebits.config import Settings
+from samebits.errors import SettingsError
+from samebits.settings_table import VARIABLES
 from tests.fuzz.draws import Draws
 
 MARK = "kept-from-everybody-"

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 
 import xxhash
 
-from runtime.store import journal_format
-from runtime.store.journal_format import BATCH_HEAD_BYTES, FILE_HEAD_BYTES, Contents, JournalFormatError
+from samebits.store import journal_format
+from samebits.store.journal_format import BATCH_HEAD_BYTES, FILE_HEAD_BYTES, Contents, JournalFormatError
 from tests.fuzz.draws import Draws
 
 NONCE = 0x0123456789ABCDEF

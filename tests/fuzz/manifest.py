@@ -13,12 +13,12 @@ from typing import Any
 import msgpack
 import xxhash
 
-from runtime.core.point import Point
-from runtime.errors import CheckpointError
-from runtime.store.checkpoint.format import safetensors_header
-from runtime.store.checkpoint.format.manifest import Manifest, PointHeader, decode_manifest, encode_manifest
-from runtime.store.checkpoint.format.safetensors_header import LENGTH_BYTES
-from runtime.store.checkpoint.format.tensor_part import TensorPart
+from samebits.core.point import Point
+from samebits.errors import CheckpointError
+from samebits.store.checkpoint.format import safetensors_header
+from samebits.store.checkpoint.format.manifest import Manifest, PointHeader, decode_manifest, encode_manifest
+from samebits.store.checkpoint.format.safetensors_header import LENGTH_BYTES
+from samebits.store.checkpoint.format.tensor_part import TensorPart
 
 GOOD = Manifest(
     header=PointHeader("job", Point(40, 3), world_size=4, rank=1, slot=1, node="1"),

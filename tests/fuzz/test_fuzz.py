@@ -13,11 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime import config
-from runtime.errors import JournalDamagedError
-from runtime.store import journal_format
-from runtime.store.checkpoint.format.manifest import Manifest
-from runtime.store.journal import JOURNAL_FILE, Journal, read_journal
+from samebits import config
+from samebits.errors import JournalDamagedError
+from samebits.store import journal_format
+from samebits.store.checkpoint.format.manifest import Manifest
+from samebits.store.journal import JOURNAL_FILE, Journal, read_journal
 from tests.fuzz import environment, journal_file, manifest
 from tests.fuzz.targets import TARGETS
 

@@ -12,7 +12,7 @@ import time
 
 import torch
 
-import runtime.horovod as hvd
+import samebits.horovod as hvd
 from tests.system.gate import wait_at_gate
 
 parser = argparse.ArgumentParser()

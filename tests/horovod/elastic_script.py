@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import nn, optim
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime.horovod as hvd
+import samebits.horovod as hvd
 from tests.system.gate import wait_at_gate
 
 BATCH_SIZE = 4

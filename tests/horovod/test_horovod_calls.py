@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.nn import functional
 
-import runtime.horovod as hvd
-from runtime.core.point import Point
-from runtime.errors import CommunicationError, GenerationEndedError, UsageError
-from runtime.training.group import transfer
-from runtime.training.horovod import collectives, world
-from runtime.training.process import context
+import samebits.horovod as hvd
+from samebits.core.point import Point
+from samebits.errors import CommunicationError, GenerationEndedError, UsageError
+from samebits.training.group import transfer
+from samebits.training.horovod import collectives, world
+from samebits.training.process import context
 from tests.training.commits import Commits, bits_of
 
 
@@ -265,17 +265,17 @@ def test_the_seed_of_the_script_is_the_states(peers: SimpleNamespace) -> None:
 def test_every_name_is_there_and_no_other() -> None:
     assert hvd.HorovodInternalError is CommunicationError
     assert {"allreduce", "DistributedOptimizer", "elastic", "rank"} <= set(dir(hvd))
-    with pytest.raises(AttributeError, match=r"runtime\.horovod.*mpi_built"):
+    with pytest.raises(AttributeError, match=r"samebits\.horovod.*mpi_built"):
         _ = hvd.mpi_built
-    from runtime.horovod import size
+    from samebits.horovod import size
 
     assert size is hvd.size
 
 
 def test_a_collective_before_elastic_run_is_refused_with_its_file_and_line(tmp_path: Path) -> None:
     program = (
-        "import torch; import runtime.horovod as hvd\n"
-        "from runtime.training.group import group; from runtime.training.process import context\n"
+        "import torch; import samebits.horovod as hvd\n"
+        "from samebits.training.group import group; from samebits.training.process import context\n"
         "group.form_alone(torch.device('cpu'), refusal=context.COLLECTIVE_TOO_EARLY)\n"
         "try: hvd.allreduce(torch.ones(1))\n"
         "except Exception as error: print(type(error).__name__, error)"
@@ -286,4 +286,4 @@ def test_a_collective_before_elastic_run_is_refused_with_its_file_and_line(tmp_p
     done = subprocess.run(
         [sys.executable, script], capture_output=True, text=True, timeout=120, check=True, env=environment
     )
-    assert done.stdout.startswith("UsageError script.py:4: a collective before runtime.elastic.run"), done.stdout
+    assert done.stdout.startswith("UsageError script.py:4: a collective before samebits.elastic.run"), done.stdout

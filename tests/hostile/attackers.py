@@ -9,11 +9,11 @@ from pathlib import Path
 
 import zmq
 
-from runtime.core import messages
-from runtime.core.messages import PROTOCOL, Pairs, Process, Register
-from runtime.errors import ProtocolError
-from runtime.net.address import endpoint
-from runtime.service.unknown_peers import implausible
+from samebits.core import messages
+from samebits.core.messages import PROTOCOL, Pairs, Process, Register
+from samebits.errors import ProtocolError
+from samebits.net.address import endpoint
+from samebits.service.unknown_peers import implausible
 
 
 @contextmanager

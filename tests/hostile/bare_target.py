@@ -15,9 +15,9 @@ from typing import Any
 
 import zmq
 
-from runtime.net.curve import derive_keys
-from runtime.net.descriptors import raise_descriptor_limit
-from runtime.net.server import MAX_INCOMING_BYTES, MAX_INCOMING_QUEUE
+from samebits.net.curve import derive_keys
+from samebits.net.descriptors import raise_descriptor_limit
+from samebits.net.server import MAX_INCOMING_BYTES, MAX_INCOMING_QUEUE
 
 _NOW = int(zmq.NOBLOCK)
 

@@ -22,8 +22,8 @@ from dataclasses import asdict, dataclass, field
 
 import zmq
 
-from runtime.core import messages
-from runtime.core.messages import (
+from samebits.core import messages
+from samebits.core.messages import (
     PROTOCOL,
     Activity,
     Credential,
@@ -39,11 +39,11 @@ from runtime.core.messages import (
     SavedPoints,
     StatusQuery,
 )
-from runtime.core.point import Point
-from runtime.net.copies import SCHEMA as COPIES
-from runtime.net.copies import Offer, Piece
-from runtime.net.curve import derive_keys
-from runtime.service.host import this_process
+from samebits.core.point import Point
+from samebits.net.copies import SCHEMA as COPIES
+from samebits.net.copies import Offer, Piece
+from samebits.net.curve import derive_keys
+from samebits.service.host import this_process
 from tests.hostile.attackers import dealers, say_if_open
 from tests.hostile.raw import OPENINGS, drawn, say
 

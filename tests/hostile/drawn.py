@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from runtime.core import messages
+from samebits.core import messages
 
 FROM_ANYBODY = (
     messages.Register,

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runtime.net.address import _inode_of
-from runtime.store.process_identity import ProcessIdentity
+from samebits.net.address import _inode_of
+from samebits.store.process_identity import ProcessIdentity
 from tests.system.job import Job
 
 

@@ -27,8 +27,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from runtime import config
-from runtime.store.process_identity import ProcessIdentity
+from samebits import config
+from samebits.store.process_identity import ProcessIdentity
 from tests.hostile.besiegers import Target
 from tests.hostile.outside import assert_unsignalled, cpu_seconds, ports_of, resident_mib, steps_between, witness
 from tests.system.job import Job

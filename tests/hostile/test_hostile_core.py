@@ -12,19 +12,19 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.core import key_records, messages, records
-from runtime.core.ledger import Policy
-from runtime.core.messages import PROTOCOL, Activity, Credential, Heartbeat, Join, Process, Register, RoundId
-from runtime.core.point import Point
-from runtime.core.ready import Ready
-from runtime.core.scheduler import Closed, SchedulerCore, Stalled, Tick
-from runtime.core.state import JobState
-from runtime.errors import ProtocolError
-from runtime.net.server import MAX_INCOMING_BYTES, Arrived, Garbled
-from runtime.service.followers import Followers
-from runtime.service.inbound import Inbound
-from runtime.service.status import message_of, snapshot, snapshot_in
-from runtime.service.unknown_peers import UnknownPeers
+from samebits.core import key_records, messages, records
+from samebits.core.ledger import Policy
+from samebits.core.messages import PROTOCOL, Activity, Credential, Heartbeat, Join, Process, Register, RoundId
+from samebits.core.point import Point
+from samebits.core.ready import Ready
+from samebits.core.scheduler import Closed, SchedulerCore, Stalled, Tick
+from samebits.core.state import JobState
+from samebits.errors import ProtocolError
+from samebits.net.server import MAX_INCOMING_BYTES, Arrived, Garbled
+from samebits.service.followers import Followers
+from samebits.service.inbound import Inbound
+from samebits.service.status import message_of, snapshot, snapshot_in
+from samebits.service.unknown_peers import UnknownPeers
 from tests.hostile.drawn import FROM_ANYBODY, FROM_NOBODY, messages_of
 
 JOB = "job-1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.messages import (
+from samebits.core.messages import (
     MAX_DIGESTS,
     MAX_PART_CHARS,
     MAX_PARTS,
@@ -19,7 +19,7 @@ from runtime.core.messages import (
     SavedPoints,
     Still,
 )
-from runtime.core.point import Point
+from samebits.core.point import Point
 from tests.hostile.attackers import objection
 
 SENDER = Credential("job", "1", "session", 1)

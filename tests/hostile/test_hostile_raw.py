@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core import messages
-from runtime.core.messages import StatusQuery
-from runtime.net.server import PEER_TURNS, Arrived, Garbled
-from runtime.service.unknown_peers import Offence
+from samebits.core import messages
+from samebits.core.messages import StatusQuery
+from samebits.net.server import PEER_TURNS, Arrived, Garbled
+from samebits.service.unknown_peers import Offence
 from tests.hostile.attackers import dealers
 from tests.hostile.raw import OPENINGS, drawn, say
 from tests.hostile.test_hostile_service import SECRET, Attacked

@@ -17,20 +17,20 @@ from pathlib import Path
 import pytest
 import zmq
 
-from runtime import config
-from runtime.core import messages, records
-from runtime.core.messages import Activity, Credential, Heartbeat, Refusal, Refused, Status, StatusQuery
-from runtime.core.point import Point
-from runtime.core.ready import Ended
-from runtime.core.records import GenerationCommitted, SeatLost
-from runtime.errors import RefusedError, SecretError
-from runtime.net.curve import derive_keys
-from runtime.net.server import MAX_INCOMING_BYTES, Server
-from runtime.service import scheduler as scheduler_module
-from runtime.service import unknown_peers
-from runtime.service.agent import Agent
-from runtime.service.unknown_peers import Offence
-from runtime.store import journal as journals
+from samebits import config
+from samebits.core import messages, records
+from samebits.core.messages import Activity, Credential, Heartbeat, Refusal, Refused, Status, StatusQuery
+from samebits.core.point import Point
+from samebits.core.ready import Ended
+from samebits.core.records import GenerationCommitted, SeatLost
+from samebits.errors import RefusedError, SecretError
+from samebits.net.curve import derive_keys
+from samebits.net.server import MAX_INCOMING_BYTES, Server
+from samebits.service import scheduler as scheduler_module
+from samebits.service import unknown_peers
+from samebits.service.agent import Agent
+from samebits.service.unknown_peers import Offence
+from samebits.store import journal as journals
 from tests.hostile.attackers import dealers, half_open, hangs_up, registration, say_if_open
 from tests.net.wires import Tap
 from tests.service.house import PATIENCE_S, House, final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.messages import (
+from samebits.core.messages import (
     MAX_ITEMS,
     PROTOCOL,
     SCHEMA,
@@ -19,12 +19,12 @@ from runtime.core.messages import (
     StopJob,
     protocol_of,
 )
-from runtime.core.point import Point
-from runtime.core.ready import Level, Note
-from runtime.core.values import replace
-from runtime.errors import ProtocolError
-from runtime.net.server import Rejection
-from runtime.service.unknown_peers import (
+from samebits.core.point import Point
+from samebits.core.ready import Level, Note
+from samebits.core.values import replace
+from samebits.errors import ProtocolError
+from samebits.net.server import Rejection
+from samebits.service.unknown_peers import (
     GATHER_S,
     LINE_INTERVAL_S,
     MAX_ADDRESSES,

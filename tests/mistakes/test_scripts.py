@@ -17,7 +17,7 @@ pytestmark = pytest.mark.system
 BEFORE_INIT = (
     Mistake(
         "a syntax error",
-        "import runtime\n\n\ndef f(:\n    pass\n",
+        "import samebits\n\n\ndef f(:\n    pass\n",
         (
             r"^samebits: workers 0, 1 failed at train\.py:4: SyntaxError: invalid syntax$",
             r"^samebits: the job was ended by its script: workers 0, 1 failed at train\.py:4: SyntaxError",
@@ -30,6 +30,16 @@ BEFORE_INIT = (
         "a package that is not installed",
         "import torhc\n",
         (r"^samebits: workers 0, 1 failed at train\.py:1: ModuleNotFoundError: No module named 'torhc'$",),
+        87,
+        never=(RECOVER,),
+    ),
+    Mistake(
+        "the package's earlier name",
+        "import runtime\n",
+        (
+            r"^samebits: workers 0, 1 failed at train\.py:1: .*'runtime'",
+            r"^samebits: Fix: write `import samebits` in place",
+        ),
         87,
         never=(RECOVER,),
     ),
@@ -54,7 +64,7 @@ BEFORE_INIT = (
         'import os\n\nrank = int(os.environ["RANK"])\n',
         (
             r"^samebits: workers 0, 1 failed at train\.py:3: KeyError: 'RANK'$",
-            r"^samebits: Fix: call runtime\.init\(\) before that line, which sets RANK, LOCAL_RANK and WORLD_SIZE",
+            r"^samebits: Fix: call samebits\.init\(\) before that line, which sets RANK, LOCAL_RANK and WORLD_SIZE",
         ),
         87,
         never=(RECOVER,),
@@ -63,9 +73,9 @@ BEFORE_INIT = (
         "a script that trains alone and knows nothing of us",
         "print('Train Epoch: 3 [0/60000]  Loss: 2.29')\n",
         (
-            r"^samebits: workers 0, 1 ended with status 0 and never called runtime\.init\(\)$",
+            r"^samebits: workers 0, 1 ended with status 0 and never called samebits\.init\(\)$",
             r"^samebits: the job was not trained: workers 0, 1 ended with status 0",
-            r"^samebits: Fix: add `import runtime` and `runtime\.init\(\)` .*`@runtime\.elastic\.run`",
+            r"^samebits: Fix: add `import samebits` and `samebits\.init\(\)` .*`@samebits\.elastic\.run`",
         ),
         88,
         never=(RECOVER, "finished$", "Loss"),
@@ -85,19 +95,19 @@ MODEL = """\
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-import runtime
+import samebits
 
-runtime.init()
+samebits.init()
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-state = runtime.elastic.TorchState(model, optimizer, epoch=0, rng="per_step", seed=1)
+state = samebits.elastic.TorchState(model, optimizer, epoch=0, rng="per_step", seed=1)
 
 
 """
 TRAIN = (
     MODEL
     + """\
-@runtime.elastic.run
+@samebits.elastic.run
 def train(state):
     for step in range({steps}):
         optimizer.zero_grad()
@@ -121,7 +131,7 @@ class Broken(Dataset):
         raise ValueError(f"sample {index} cannot be read")
 
 
-@runtime.elastic.run
+@samebits.elastic.run
 def train(state):
     for batch in DataLoader(Broken(), num_workers=1):
         state.commit()
@@ -162,11 +172,11 @@ AFTER_INIT = (
     ),
     Mistake(
         "a script that calls init() and trains alone",
-        "import runtime\n\nruntime.init()\nprint('Train Epoch: 3 [0/60000]  Loss: 2.29')\n",
+        "import samebits\n\nruntime.init()\nprint('Train Epoch: 3 [0/60000]  Loss: 2.29')\n",
         (
-            r"^samebits: workers 0, 1 ended with status 88: trained alone: runtime\.elastic\.run was never called",
+            r"^samebits: workers 0, 1 ended with status 88: trained alone: samebits\.elastic\.run was never called",
             r"^samebits: the job was not trained: every worker left before training began: its script never called",
-            r"^samebits: Fix: write `@runtime\.elastic\.run` above the training function",
+            r"^samebits: Fix: write `@samebits\.elastic\.run` above the training function",
         ),
         88,
         never=("finished$", "Loss", RECOVER),
@@ -203,7 +213,7 @@ def test_a_dataloaders_worker_that_hangs_in_a_library_is_gone_with_its_rank(job:
 
 @pytest.mark.thorough  # → test_ops_following; a worker whose script fails: test_ops_run_sh
 def test_an_error_of_one_rank_says_where_and_how_long_the_others_wait(job: ShellJob, told: Told) -> None:
-    line = "assert runtime.get_rank() != 1 or step < 3, 'the loss is nan'"
+    line = "assert samebits.get_rank() != 1 or step < 3, 'the loss is nan'"
     mistake = Mistake("", TRAIN.format(steps=10, line=line), (), 0)
     mistake = replace(mistake, settings={"WORKER_NUM": "3", "TOPO_TIMEOUT": "900"})
     shell = job.run(worker=mistake.make(job))
@@ -236,9 +246,9 @@ def test_a_process_that_never_calls_init_is_named_while_it_runs(job: ShellJob, t
     shell.wait_for("2 workers and a scheduler .* started")
     told.fact("the workers' start")
     said = shell.wait_for(r"samebits: workers 0, 1 have run for 15 s .*\n")[0]
-    assert "not called runtime.init()" in said
-    assert "Fix: if the script never makes it, add `import runtime` and `runtime.init()`" in said
-    told.note("a process that runs and never calls runtime.init()", shell, "not called")
+    assert "not called samebits.init()" in said
+    assert "Fix: if the script never makes it, add `import samebits` and `samebits.init()`" in said
+    told.note("a process that runs and never calls samebits.init()", shell, "not called")
     shell.send(signal.SIGINT)
     assert shell.end() == 78, shell.text
     assert job.running() == []

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from runtime.net.client import Client, Up
-from runtime.net.curve import ClusterKeys
-from runtime.net.server import MAX_SOCKETS, Incoming, Server
+from samebits.net.client import Client, Up
+from samebits.net.curve import ClusterKeys
+from samebits.net.server import MAX_SOCKETS, Incoming, Server
 from tests.system.processes import free_port
 
 PATIENCE_S = 30.0

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.net.address_book import MAX_FILE_BYTES, AddressBook, addresses_now, read_file
-from runtime.scheduler_hosts import NotHostsError
+from samebits.net.address_book import MAX_FILE_BYTES, AddressBook, addresses_now, read_file
+from samebits.scheduler_hosts import NotHostsError
 
 PORT = 8118
 A, B, C = (("10.0.0.1", PORT), ("10.0.0.2", PORT), ("10.0.0.3", PORT))

@@ -12,10 +12,10 @@ import msgpack
 import pytest
 import zmq
 
-from runtime.core.point import Point
-from runtime.errors import ProtocolError
-from runtime.net import copies
-from runtime.net.copies import (
+from samebits.core.point import Point
+from samebits.errors import ProtocolError
+from samebits.net import copies
+from samebits.net.copies import (
     MAX_WORDS_BYTES,
     PIECE_BYTES,
     SCHEMA,

@@ -14,13 +14,13 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from runtime.core.messages import StatusQuery, StopJob
-from runtime.errors import SettingsError
-from runtime.net.address import endpoint
-from runtime.net.client import ASK_AFTER, REFUSED_AFTER, Client, Down, ShutOut, TurnedAway, Up
-from runtime.net.curve import ClusterKeys, KeyPair, cluster_keys, derive_keys, secret_words
-from runtime.net.greeting import greet
-from runtime.net.server import Arrived, Rejected, Rejection, Server
+from samebits.core.messages import StatusQuery, StopJob
+from samebits.errors import SettingsError
+from samebits.net.address import endpoint
+from samebits.net.client import ASK_AFTER, REFUSED_AFTER, Client, Down, ShutOut, TurnedAway, Up
+from samebits.net.curve import ClusterKeys, KeyPair, cluster_keys, derive_keys, secret_words
+from samebits.net.greeting import greet
+from samebits.net.server import Arrived, Rejected, Rejection, Server
 from tests.net.ends import PATIENCE_S, Ends, free_port, until
 from tests.net.wires import Closer, Tap, Turnstile
 

@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from runtime.net.descriptors import raise_descriptor_limit
+from samebits.net.descriptors import raise_descriptor_limit
 
 
 @pytest.mark.parametrize(

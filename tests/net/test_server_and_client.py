@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import zmq
 
-from runtime.core.messages import Pending, StatusQuery, StopJob
-from runtime.errors import ListenError
-from runtime.net import address
-from runtime.net.address import cannot_listen, check_free, endpoint, folder_of_holder, listening, port_holder
-from runtime.net.client import Down, Got, Up
-from runtime.net.server import Arrived, Garbled, Incoming, Lost, Server
+from samebits.core.messages import Pending, StatusQuery, StopJob
+from samebits.errors import ListenError
+from samebits.net import address
+from samebits.net.address import cannot_listen, check_free, endpoint, folder_of_holder, listening, port_holder
+from samebits.net.client import Down, Got, Up
+from samebits.net.server import Arrived, Garbled, Incoming, Lost, Server
 from tests.net.ends import PATIENCE_S, Ends, free_port, listened, until
 
 PORT = 8118

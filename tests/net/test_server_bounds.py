@@ -18,11 +18,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.core import messages
-from runtime.core.messages import Pending, StatusQuery, StopJob
-from runtime.net import gate, server
-from runtime.net.curve import derive_keys
-from runtime.net.server import PEER_TURNS, Arrived, Garbled, Incoming, Lost, Rejected, Rejection
+from samebits.core import messages
+from samebits.core.messages import Pending, StatusQuery, StopJob
+from samebits.net import gate, server
+from samebits.net.curve import derive_keys
+from samebits.net.server import PEER_TURNS, Arrived, Garbled, Incoming, Lost, Rejected, Rejection
 from tests.hostile.attackers import bare_dealer, dealers, half_open, hangs_up
 from tests.net.ends import PATIENCE_S, Ends, until
 

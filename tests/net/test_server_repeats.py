@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import zmq
 
-from runtime.core import messages
-from runtime.core.messages import (
+from samebits.core import messages
+from samebits.core.messages import (
     MAX_ID_CHARS,
     MAX_NODE_CHARS,
     Activity,
@@ -21,10 +21,10 @@ from runtime.core.messages import (
     RoundOpened,
     StopJob,
 )
-from runtime.core.values import replace
-from runtime.net.address import endpoint
-from runtime.net.client import Got
-from runtime.net.server import MAX_REPEATED_BYTES, SHARED_BYTES, Arrived, Garbled, Lost
+from samebits.core.values import replace
+from samebits.net.address import endpoint
+from samebits.net.client import Got
+from samebits.net.server import MAX_REPEATED_BYTES, SHARED_BYTES, Arrived, Garbled, Lost
 from tests.hostile.attackers import bare_dealer, hangs_up
 from tests.net.ends import PATIENCE_S, Ends, until
 
@@ -135,7 +135,7 @@ def test_a_server_that_stood_still_takes_nobody_for_silent(monkeypatch: pytest.M
             while ends.server.connections == 0:
                 ends.heard()
             later = time.monotonic() + 3600.0
-            monkeypatch.setattr("runtime.net.gate.time.monotonic", lambda: later)
+            monkeypatch.setattr("samebits.net.gate.time.monotonic", lambda: later)
             for _ in range(5):
                 ends.heard()
             monkeypatch.undo()

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.messages import Pending, StatusQuery
-from runtime.errors import ListenError
-from runtime.net.address import listening
-from runtime.net.client import Client, Down, Got, PassedOver, ShutOut, Up
-from runtime.net.curve import cluster_keys
-from runtime.net.server import Arrived
+from samebits.core.messages import Pending, StatusQuery
+from samebits.errors import ListenError
+from samebits.net.address import listening
+from samebits.net.client import Client, Down, Got, PassedOver, ShutOut, Up
+from samebits.net.curve import cluster_keys
+from samebits.net.server import Arrived
 from tests.net.ends import Ends, free_port, until
 
 OURS, THEIRS = (

@@ -6,7 +6,7 @@ import contextlib
 import socket
 import threading
 
-from runtime.net.curve import ClusterKeys
+from samebits.net.curve import ClusterKeys
 
 
 class Tap:

@@ -19,11 +19,11 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from runtime import config
-from runtime.ops.job_view import JobView
-from runtime.ops.local_processes import process_names, read_pid_files, send_signal
-from runtime.ops.scheduler_link import SchedulerLink
-from runtime.store.process_identity import ProcessIdentity
+from samebits import config
+from samebits.ops.job_view import JobView
+from samebits.ops.local_processes import process_names, read_pid_files, send_signal
+from samebits.ops.scheduler_link import SchedulerLink
+from samebits.store.process_identity import ProcessIdentity
 from tests.system.processes import PATIENCE, found_below, free_port, signal_process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -155,7 +155,7 @@ class ShellJob:
 
     def tool(self, *words: str) -> Shell:
         """``samebits <words>``, with no settings at all."""
-        return self.shell(str(ROOT / ".venv" / "bin" / "python"), "-P", "-m", "runtime", *words)
+        return self.shell(str(ROOT / ".venv" / "bin" / "python"), "-P", "-m", "samebits", *words)
 
     def let_finish(self) -> None:
         """Let the workers that were started with ``UNTIL_TOLD`` end their training."""

@@ -22,11 +22,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runtime.errors import JobInterruptedError, JobStoppedError
-from runtime.ops import kept_start
-from runtime.ops.job_view import stored_view
-from runtime.ops.local_processes import send_signal
-from runtime.store.process_identity import ProcessIdentity
+from samebits.errors import JobInterruptedError, JobStoppedError
+from samebits.ops import kept_start
+from samebits.ops.job_view import stored_view
+from samebits.ops.local_processes import send_signal
+from samebits.store.process_identity import ProcessIdentity
 from tests.ops.shell_job import UNTIL_TOLD, Shell, ShellJob
 
 CHAOS_S = (6.0, 14.0)

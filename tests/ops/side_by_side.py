@@ -24,9 +24,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from runtime.errors import JobInterruptedError
-from runtime.ops.local_processes import send_signal
-from runtime.store.process_identity import ProcessIdentity
+from samebits.errors import JobInterruptedError
+from samebits.ops.local_processes import send_signal
+from samebits.store.process_identity import ProcessIdentity
 from tests.ops.shell_job import ROOT, Shell, ShellJob
 from tests.system.job import PROBE
 
@@ -97,7 +97,7 @@ class Side:
     def run(self, steps: int, spares: str = "0") -> Shell:
         """Call `samebits run` with the probe."""
         words = ("run", "-n", str(WORKERS), "--spares", spares, str(PROBE), *arguments(steps))
-        return self.job.shell(str(ROOT / ".venv/bin/python"), "-P", "-m", "runtime", *words, **HERE)
+        return self.job.shell(str(ROOT / ".venv/bin/python"), "-P", "-m", "samebits", *words, **HERE)
 
     def living(self, kind: str = "") -> dict[str, ProcessIdentity]:
         found = self.job.identities() if self.job.log_dir.exists() else {}

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import UsageError
-from runtime.ops.autoscaling import Meter, main
-from runtime.ops.job_view import JobView, Presence
-from runtime.ops.kept_start import KeptStart
-from runtime.ops.scaling import room_for
+from samebits.errors import UsageError
+from samebits.ops.autoscaling import Meter, main
+from samebits.ops.job_view import JobView, Presence
+from samebits.ops.kept_start import KeptStart
+from samebits.ops.scaling import room_for
 from tests.ops.views import view, worker
 
 

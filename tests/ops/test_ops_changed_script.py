@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.ops.changed_script import ScriptVersion, change, version_of
+from samebits.ops.changed_script import ScriptVersion, change, version_of
 from tests.ops.shell_job import ROOT, UNTIL_TOLD, WORKER, ShellJob
 
 

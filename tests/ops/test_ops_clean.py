@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from runtime import config
-from runtime.__main__ import main
-from runtime.core import records
-from runtime.core.messages import EndKind
-from runtime.ops import clean
-from runtime.ops.kept_start import KeptStart, keep
-from runtime.store import checkpoint as checkpoints
-from runtime.store.checkpoint import MemoryRoom
-from runtime.store.journal import Journal
-from runtime.store.lock import DirectoryLock
-from runtime.store.process_identity import ProcessIdentity, write_pid_file
+from samebits import config
+from samebits.__main__ import main
+from samebits.core import records
+from samebits.core.messages import EndKind
+from samebits.ops import clean
+from samebits.ops.kept_start import KeptStart, keep
+from samebits.store import checkpoint as checkpoints
+from samebits.store.checkpoint import MemoryRoom
+from samebits.store.journal import Journal
+from samebits.store.lock import DirectoryLock
+from samebits.store.process_identity import ProcessIdentity, write_pid_file
 from tests.ops.shell_job import free_port
 from tests.store.points import JOB
 from tests.store.slots import fill_and_hash

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from runtime import __main__ as command_line
-from runtime import config
-from runtime.__main__ import SUBCOMMANDS, Subcommand, main
-from runtime.core import records
-from runtime.core.messages import EndKind, Process, RoundId
-from runtime.core.point import Point
-from runtime.errors import SameBitsError
-from runtime.ops import doctor, prepare, run_options
-from runtime.ops.job_view import JobView, Presence, stored_view
-from runtime.store.journal import Journal
-from runtime.store.owner import claim_folder
-from runtime.store.process_identity import ProcessIdentity, host_id, write_pid_file
+from samebits import __main__ as command_line
+from samebits import config
+from samebits.__main__ import SUBCOMMANDS, Subcommand, main
+from samebits.core import records
+from samebits.core.messages import EndKind, Process, RoundId
+from samebits.core.point import Point
+from samebits.errors import SameBitsError
+from samebits.ops import doctor, prepare, run_options
+from samebits.ops.job_view import JobView, Presence, stored_view
+from samebits.store.journal import Journal
+from samebits.store.owner import claim_folder
+from samebits.store.process_identity import ProcessIdentity, host_id, write_pid_file
 from tests.ops.views import JOB
 from tests.store.disk_faults import closed
 from tests.system.processes import free_port
@@ -82,7 +82,7 @@ def test_a_reader_that_has_enough_is_no_error(word: str, unbuffered: str) -> Non
 
 def run_command(word: str, output: int, unbuffered: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    command = [sys.executable, "-m", "runtime", word]
+    command = [sys.executable, "-m", "samebits", word]
     return subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False, env=environment)
 
 
@@ -391,7 +391,7 @@ def test_doctor_finds_this_machine_fit(here: Path, capsys: pytest.CaptureFixture
     for what in (
         "python",
         "torch",
-        "import runtime",
+        "import samebits",
         "setsid",
         "flock",
         "RECOVERY_PATH",
@@ -429,7 +429,7 @@ def test_doctor_finds_what_is_wrong_with_its_fix(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "file").write_text("")
-    (here / "runtime.py").write_text("")
+    (here / "samebits.py").write_text("")
     monkeypatch.syspath_prepend(str(here))
     monkeypatch.setenv("RECOVERY_PATH", str(here / "file" / "recovery"))
     monkeypatch.setenv("WORKER_NUM", "100000")
@@ -442,7 +442,7 @@ def test_doctor_finds_what_is_wrong_with_its_fix(
     text = capsys.readouterr().out
     assert "wrong  RECOVERY_PATH" in text
     assert "wrong  SCHED_PORT" in text
-    assert f"move {here / 'runtime.py'} away" in text
+    assert f"move {here / 'samebits.py'} away" in text
 
 
 def test_doctor_names_a_folder_that_cannot_be_looked_at(

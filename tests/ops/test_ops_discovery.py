@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime import config
-from runtime.config import Settings
-from runtime.ops import kept_start
-from runtime.ops.discovery import (
+from samebits import config
+from samebits.config import Settings
+from samebits.ops import kept_start
+from samebits.ops.discovery import (
     LAUNCHER_FAILED,
     LAUNCHER_GRACE_S,
     TOLD_TO_LEAVE,
@@ -23,11 +23,11 @@ from runtime.ops.discovery import (
     discovery_for,
     name_for,
 )
-from runtime.ops.job_view import JobView, Presence
-from runtime.ops.kept_start import KeptStart
-from runtime.ops.local_processes import read_pid_files
-from runtime.ops.spawning import Program, StartLock
-from runtime.store.process_identity import ProcessIdentity, write_pid_file
+from samebits.ops.job_view import JobView, Presence
+from samebits.ops.kept_start import KeptStart
+from samebits.ops.local_processes import read_pid_files
+from samebits.ops.spawning import Program, StartLock
+from samebits.store.process_identity import ProcessIdentity, write_pid_file
 from tests.ops.views import view, worker
 
 NOBODY = ProcessIdentity(1 << 22, 1)
@@ -153,7 +153,7 @@ def test_a_worker_here_is_asked_by_a_signal_once(folder: Folder) -> None:
 
 def test_what_holds_on_to_a_seat_that_was_left_is_ended(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[signal.Signals] = []
-    monkeypatch.setattr("runtime.ops.discovery.send_signal", lambda _, number: sent.append(number))
+    monkeypatch.setattr("samebits.ops.discovery.send_signal", lambda _, number: sent.append(number))
     kept_start.keep(folder.log_dir, replace(folder.kept, nodes=("0",), hosts={"0": "localhost", "1": "b"}))
     left = replace(folder.view, workers=(worker(0),), retired=(worker(1, Presence.LEFT, slot=None),))
     folder.says("localhost:1\n")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.hosts import Host
-from runtime.errors import UsageError
-from runtime.ops.discovery_script import MAX_OUTPUT_BYTES as MOST
-from runtime.ops.discovery_script import DiscoveryScript, ask, words_of
+from samebits.core.hosts import Host
+from samebits.errors import UsageError
+from samebits.ops.discovery_script import MAX_OUTPUT_BYTES as MOST
+from samebits.ops.discovery_script import DiscoveryScript, ask, words_of
 
 
 def script(folder: Path, text: str) -> list[str]:

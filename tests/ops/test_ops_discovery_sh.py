@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.ops.job_view import JobView
+from samebits.ops.job_view import JobView
 from tests.ops.shell_job import ROOT, UNTIL_TOLD, WAIT_S, WORKER, Shell, ShellJob
 from tests.system.samples_probe import BATCH, SAMPLES
 
@@ -42,7 +42,7 @@ def drive(job: ShellJob, *words: str, script: tuple[str, ...] = (str(WORKER), *U
     launch.chmod(0o700)
     found = ("--host-discovery-script", "cat hosts", "--launch", "./on-host.sh {host} {command}", "--nnodes", "1:4")
     settings = {name: text for name, text in job.settings.items() if name != "WORKER_NUM"}
-    command = [sys.executable, "-P", "-m", "runtime", "run", *found, *words, *script]
+    command = [sys.executable, "-P", "-m", "samebits", "run", *found, *words, *script]
     return job.shell(*command, **settings, SHRINK_GRACE="0.5", PYTHONPATH=str(ROOT))
 
 

@@ -14,18 +14,18 @@ from typing import Any
 
 import pytest
 
-from runtime.core.events import Event, Kind
-from runtime.core.point import Point
-from runtime.errors import UsageError
-from runtime.ops.drill.command import lines_of, main, report
-from runtime.ops.drill.compare import Compared, Differing, compare
-from runtime.ops.drill.faults import flip_bit
-from runtime.ops.drill.page import html_of
-from runtime.ops.drill.plan import Fault, Planned, drawn, faults_of
-from runtime.ops.drill.rehearsal import Injected, NotInjected, Outcome, free_environment, trains_since, warnings_in
-from runtime.ops.drill.span import Span
-from runtime.service.events import read_events
-from runtime.store.checkpoint import PointHeader, TensorPart, write_point
+from samebits.core.events import Event, Kind
+from samebits.core.point import Point
+from samebits.errors import UsageError
+from samebits.ops.drill.command import lines_of, main, report
+from samebits.ops.drill.compare import Compared, Differing, compare
+from samebits.ops.drill.faults import flip_bit
+from samebits.ops.drill.page import html_of
+from samebits.ops.drill.plan import Fault, Planned, drawn, faults_of
+from samebits.ops.drill.rehearsal import Injected, NotInjected, Outcome, free_environment, trains_since, warnings_in
+from samebits.ops.drill.span import Span
+from samebits.service.events import read_events
+from samebits.store.checkpoint import PointHeader, TensorPart, write_point
 from tests.store.points import LAYOUT, TREE, save
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -261,7 +261,7 @@ def drilled(tmp_path: Path, faults: list[str], *options: str, steps: int) -> dic
     """The report of a real drill of the digits, whose list is the planned one."""
     words = ["--faults", ",".join(faults), "--kills", str(len(faults)), "--seed", "2", "--json", *options]
     done = subprocess.run(
-        [sys.executable, "-m", "runtime", "drill", *words, "--", str(ROOT / DIGITS), "--steps", str(steps)],
+        [sys.executable, "-m", "samebits", "drill", *words, "--", str(ROOT / DIGITS), "--steps", str(steps)],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", "REGISTER_COOLDOWN": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,

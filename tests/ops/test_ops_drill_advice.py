@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.events import Event, Kind
-from runtime.ops.drill.advice import USUAL, Script, advise, never_commits
-from runtime.ops.drill.compare import Compared, Differing
-from runtime.ops.drill.plan import Fault
-from runtime.ops.drill.rehearsal import Injected, Outcome
+from samebits.core.events import Event, Kind
+from samebits.ops.drill.advice import USUAL, Script, advise, never_commits
+from samebits.ops.drill.compare import Compared, Differing
+from samebits.ops.drill.plan import Fault
+from samebits.ops.drill.rehearsal import Injected, Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = (ROOT / "examples/digits/train.py").read_text(encoding="utf-8")
@@ -49,7 +49,7 @@ def test_where_nothing_points_to_a_cause_that_is_said_with_the_usual_ones() -> N
 
 
 def test_a_counter_outside_of_the_state_is_named_with_its_line() -> None:
-    text = changed("    @runtime.elastic.run\n", "    seen = 0\n\n    @runtime.elastic.run\n").replace(
+    text = changed("    @samebits.elastic.run\n", "    seen = 0\n\n    @samebits.elastic.run\n").replace(
         "        model.train()\n", "        nonlocal seen\n        model.train()\n"
     )
     text = text.replace(
@@ -85,7 +85,7 @@ def test_a_sampler_that_is_in_no_state_is_named_with_its_line() -> None:
     "loader", ["DataLoader(data, shuffle=True)", "DataLoader(data, sampler=DistributedSampler(data))"]
 )
 def test_any_other_way_to_draw_samples_is_named_as_well(loader: str) -> None:
-    (_, said) = told(f"state = runtime.elastic.TorchState(model, optimizer, rng='per_step')\nloader = {loader}\n")
+    (_, said) = told(f"state = samebits.elastic.TorchState(model, optimizer, rng='per_step')\nloader = {loader}\n")
     assert said.startswith("train.py:2: the position in the data is in no State")
 
 
@@ -131,7 +131,7 @@ def test_a_schedule_outside_of_the_state_is_named() -> None:
 
 
 def test_random_numbers_that_nobody_brings_back_are_named() -> None:
-    text = "state = runtime.elastic.TorchState(model, optimizer)\nnoise = torch.randn(3)\n"
+    text = "state = samebits.elastic.TorchState(model, optimizer)\nnoise = torch.randn(3)\n"
     assert "draws random numbers" in told(text)[-1]
     assert "draws random numbers" not in told(text.replace("optimizer)", "optimizer, rng='per_step')"))[-1]
 

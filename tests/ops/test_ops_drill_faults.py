@@ -16,16 +16,16 @@ from pathlib import Path
 
 import pytest
 
-from runtime.ops.drill import inside
-from runtime.ops.drill.command import free_port
-from runtime.ops.drill.faults import _GIVERS, Tools, flip_bit
-from runtime.ops.drill.impossible import ImpossibleError
-from runtime.ops.drill.memory_limit import RLIMIT_AS, MemoryLimit, group_above
-from runtime.ops.drill.orders import Orders
-from runtime.ops.drill.partition import INSIDE, OUTSIDE, Line
-from runtime.ops.drill.plan import Fault, host_of
-from runtime.ops.drill.preloaded import Preloaded
-from runtime.store.process_identity import ProcessIdentity
+from samebits.ops.drill import inside
+from samebits.ops.drill.command import free_port
+from samebits.ops.drill.faults import _GIVERS, Tools, flip_bit
+from samebits.ops.drill.impossible import ImpossibleError
+from samebits.ops.drill.memory_limit import RLIMIT_AS, MemoryLimit, group_above
+from samebits.ops.drill.orders import Orders
+from samebits.ops.drill.partition import INSIDE, OUTSIDE, Line
+from samebits.ops.drill.plan import Fault, host_of
+from samebits.ops.drill.preloaded import Preloaded
+from samebits.store.process_identity import ProcessIdentity
 
 PATIENCE_S = 60.0
 ALIVE = "import sys\nprint('there', flush=True)\n"

@@ -20,17 +20,17 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime
+import samebits
 
-runtime.init()
+samebits.init()
 torch.manual_seed(1)
 torch.use_deterministic_algorithms(True)
 data = TensorDataset(torch.randn(4096, 16), torch.randint(0, 4, (4096,)))
-sampler = runtime.ElasticSampler(data, shuffle=True, seed=1)
+sampler = samebits.ElasticSampler(data, shuffle=True, seed=1)
 loader = DataLoader(data, batch_size=8, sampler=sampler, generator=torch.Generator())
 model = DistributedDataParallel(torch.nn.Linear(16, 4))
 optimizer = torch.optim.Adam(model.parameters())
-state = runtime.elastic.TorchState(
+state = samebits.elastic.TorchState(
     model,
     optimizer,
     sampler=sampler,
@@ -38,12 +38,12 @@ state = runtime.elastic.TorchState(
     step=0,
     rng="per_step",
     seed=1,
-    checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=50, keep_checkpoint_max=100),
+    checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=50, keep_checkpoint_max=100),
 )
 seen = 0
 
 
-@runtime.elastic.run
+@samebits.elastic.run
 def train(state):
     while state.step < STEPS:
         for batch, (inputs, labels) in enumerate(loader):
@@ -68,7 +68,7 @@ def drilled(tmp_path: Path, text: str, *options: str) -> dict[str, Any]:
     (tmp_path / "train.py").write_text(text)
     words = ["--faults", "all", "--kills", "1", "--every", "2", "--seed", "1", "--spares", "0", "--json", *options]
     done = subprocess.run(
-        [sys.executable, "-m", "runtime", "drill", *words, "--", "train.py"],
+        [sys.executable, "-m", "samebits", "drill", *words, "--", "train.py"],
         cwd=tmp_path,
         env={**os.environ, "OMP_NUM_THREADS": "1", "REGISTER_COOLDOWN": "0", "PYTHONPATH": str(ROOT)},
         capture_output=True,

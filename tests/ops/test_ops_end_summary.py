@@ -10,15 +10,15 @@ from typing import Any, cast
 
 import pytest
 
-from runtime import config
-from runtime.core.events import Event, Kind
-from runtime.ops.end_summary import _fix, say
-from runtime.ops.following import Following, Result
-from runtime.ops.job_view import EndKind
-from runtime.ops.progress import Screen
-from runtime.ops.verdict import EXIT_CODES, Verdict
-from runtime.service.events import line_of
-from runtime.store.event_log import EventLog
+from samebits import config
+from samebits.core.events import Event, Kind
+from samebits.ops.end_summary import _fix, say
+from samebits.ops.following import Following, Result
+from samebits.ops.job_view import EndKind
+from samebits.ops.progress import Screen
+from samebits.ops.verdict import EXIT_CODES, Verdict
+from samebits.service.events import line_of
+from samebits.store.event_log import EventLog
 
 FULL = "worker 1 (pid 7) ended with status 71: the state of step 9 could not be saved in /full: make room; twice"
 THREADS = "worker 1 (pid 7) ended with status 69: threads is 2 here and 1 there. Start it with the same values"

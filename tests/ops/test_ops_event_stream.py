@@ -19,14 +19,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from runtime.core.events import Event, Kind
-from runtime.core.spans import spans_of
-from runtime.errors import UsageError
-from runtime.ops import history_show, trace
-from runtime.ops.event_stream import EventStream
-from runtime.service.events import line_of
-from runtime.store import asked_log
-from runtime.store.event_log import MOST_PARTS, EventLog
+from samebits.core.events import Event, Kind
+from samebits.core.spans import spans_of
+from samebits.errors import UsageError
+from samebits.ops import history_show, trace
+from samebits.ops.event_stream import EventStream
+from samebits.service.events import line_of
+from samebits.store import asked_log
+from samebits.store.event_log import MOST_PARTS, EventLog
 
 FINISHED = Event(Kind.FINISHED, 9.0, text="the job is finished")
 

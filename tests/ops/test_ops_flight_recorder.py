@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.ops import flight_recorder
-from runtime.store.collective_ring import RECORDS, Contents, Launched, Place, RingGroup
+from samebits.ops import flight_recorder
+from samebits.store.collective_ring import RECORDS, Contents, Launched, Place, RingGroup
 
 WORLD = RingGroup("0", "default_pg", (0, 1, 2))
 PAIR = RingGroup("3", "pairs", (0, 2))

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from runtime.ops.deaths import GATHER_OWN_S, GATHER_S, NAMED, End, sentence
-from runtime.ops.following import Following, Result
-from runtime.ops.job_view import EndKind, JobView, Presence
-from runtime.ops.local_processes import Death
-from runtime.store.process_identity import ProcessIdentity
-from runtime.tracebacks import Failure
+from samebits.ops.deaths import GATHER_OWN_S, GATHER_S, NAMED, End, sentence
+from samebits.ops.following import Following, Result
+from samebits.ops.job_view import EndKind, JobView, Presence
+from samebits.ops.local_processes import Death
+from samebits.store.process_identity import ProcessIdentity
+from samebits.tracebacks import Failure
 from tests.ops.views import interruption, process, view, worker
 
 KILLED = Death(signal=9)
@@ -511,8 +511,8 @@ def test_workers_that_are_killed_before_they_joined_are_waited_for() -> None:
 def test_a_script_that_never_joins_is_not_finished() -> None:
     scene = starting()
     scene.dies(0, Death(status=0), has_joined=False)
-    assert "worker 0 (pid 100) ended with status 0 and never called runtime.init()" in scene.lines[0]
-    assert "Fix: add `import runtime` and `runtime.init()`" in scene.lines[0]
+    assert "worker 0 (pid 100) ended with status 0 and never called samebits.init()" in scene.lines[0]
+    assert "Fix: add `import samebits` and `samebits.init()`" in scene.lines[0]
     assert "RECOVER" not in scene.said()
     for node in (1, 2):
         scene.dies(node, Death(status=0), alone=False, has_joined=False)
@@ -524,8 +524,8 @@ def test_a_silent_process_is_named_with_the_lines_it_lacks() -> None:
     scene = starting()
     scene.following.never_joined(["worker_0", "worker_2"], 15.0)
     scene.settle()
-    assert scene.lines[0].startswith("workers 0, 2 have run for 15 s and not called runtime.init()")
-    assert "`@runtime.elastic.run`" in scene.lines[0]
+    assert scene.lines[0].startswith("workers 0, 2 have run for 15 s and not called samebits.init()")
+    assert "`@samebits.elastic.run`" in scene.lines[0]
 
 
 def test_an_error_of_our_own_in_every_worker_is_the_jobs_exit_status() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import UsageError
-from runtime.ops.host_launch import EXAMPLE, is_here, shell_line, template_of
-from runtime.ops.spawning import Program
+from samebits.errors import UsageError
+from samebits.ops.host_launch import EXAMPLE, is_here, shell_line, template_of
+from samebits.ops.spawning import Program
 
 HOSTILE = "$(touch owned); `touch owned` && touch owned | \"'\\ \n x"
 

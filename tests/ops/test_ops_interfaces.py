@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime import config
-from runtime.config import Settings
-from runtime.ops import doctor
-from runtime.ops.interfaces import Interface, interfaces, slower
+from samebits import config
+from samebits.config import Settings
+from samebits.ops import doctor
+from samebits.ops.interfaces import Interface, interfaces, slower
 
 SLOW = Interface("eth0", frozenset({"10.0.0.1", "fe80::1"}), 1_000)
 FAST = Interface("ib0", frozenset({"10.9.0.1", "fd00::1"}), 100_000)

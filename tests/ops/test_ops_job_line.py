@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime import config
-from runtime.ops.job_line import Pace, Standing, line_of, seconds, shown_value
-from runtime.ops.job_view import JobView
-from runtime.ops.progress import Screen
-from runtime.ops.question import ASK_S, Answer, Question
-from runtime.ops.showing import Showing
-from runtime.store.progress_report import ProgressReport, read_report, report_file, write_report
+from samebits import config
+from samebits.ops.job_line import Pace, Standing, line_of, seconds, shown_value
+from samebits.ops.job_view import JobView
+from samebits.ops.progress import Screen
+from samebits.ops.question import ASK_S, Answer, Question
+from samebits.ops.showing import Showing
+from samebits.store.progress_report import ProgressReport, read_report, report_file, write_report
 from tests.ops.views import view, worker
 
 FULL = Standing(

@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from runtime.__main__ import main
-from runtime.errors import UsageError
-from runtime.ops.keeping import LevelsSpentError
+from samebits.__main__ import main
+from samebits.errors import UsageError
+from samebits.ops.keeping import LevelsSpentError
 from tests.system.processes import environment_of_tests
 
 COUNTS = 'echo started >> "$COUNT"; '
 
 
 def kept(tmp_path: Path, script: str, *options: str, **settings: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-P", "-m", "runtime", "keep", *options, "sh", "-c", script]
+    command = [sys.executable, "-P", "-m", "samebits", "keep", *options, "sh", "-c", script]
     ours = {"PROBE_FILE": str(tmp_path / "probe"), "ROLE": "scheduler", "WORKER_NUM": "1", "COUNT": str(tmp_path / "n")}
     return subprocess.Popen(
         command,
@@ -92,7 +92,7 @@ def test_wrong_settings_stay_too(tmp_path: Path) -> None:
 def test_what_cannot_be_started_at_all_is_said_once_and_not_tried_again(
     command: str, stays: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("runtime.ops.keeping._stay", lambda status, _signals: status)
+    monkeypatch.setattr("samebits.ops.keeping._stay", lambda status, _signals: status)
     assert main(["keep", *(["--stay"] if stays else []), command]) == UsageError.exit_code
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{command!r} cannot be started: " in line and "Fix: " in line

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from runtime import config
-from runtime.errors import SettingsError, StoreError, UsageError
-from runtime.ops import kept_start
-from runtime.ops.kept_start import KeptStart, keep, log_dir_here, nodes_of, read, read_here, settings_here
+from samebits import config
+from samebits.errors import SettingsError, StoreError, UsageError
+from samebits.ops import kept_start
+from samebits.ops.kept_start import KeptStart, keep, log_dir_here, nodes_of, read, read_here, settings_here
 
 ENVIRONMENT = {"WORKER_NUM": "3", "ENABLE_RECOVERY": "1", "RECOVERY_PATH": "journal", "SCHED_PORT": "9000"}
 
@@ -85,12 +87,31 @@ def test_where_nothing_was_started_it_says_where_it_looked(here: Path) -> None:
         read_here()
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"version": 2}', '{"version": 1, "folder": "/x"}', "null"])
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"version": 3}', '{"version": 1, "folder": "/x"}', "null"])
 def test_a_file_that_is_no_start_is_an_error_with_a_mend(here: Path, content: str) -> None:
     (here / "device").mkdir()
     (here / "device" / "start.json").write_text(content)
     with pytest.raises(StoreError, match=r"start\.json: does not say how a job was started.*run\.sh"):
         read(here / "device")
+
+
+def test_a_job_of_an_earlier_release_finds_the_package_under_its_earlier_name(here: Path) -> None:
+    keep(here / "device", start(here, PYTHONPATH="/data/lib"))
+    file = here / "device" / "start.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"version": 1}))
+    kept = read(here / "device")
+    assert kept is not None
+    folder, own = kept.environment["PYTHONPATH"].split(":")
+    assert own == "/data/lib"
+    program = (
+        "import runtime, runtime.errors, runtime.core.values, samebits, samebits.errors\n"
+        "assert runtime is samebits and runtime.errors is samebits.errors\n"
+        "assert samebits.errors.__spec__.name == 'samebits.errors'"
+    )
+    command, environment = [sys.executable, "-c", program], {"PYTHONPATH": folder}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("Fix: write `import samebits`") == 1
 
 
 def test_a_tool_sees_the_jobs_settings_under_todays(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import StoreError
-from runtime.ops.local_processes import (
+from samebits.errors import StoreError
+from samebits.ops.local_processes import (
     Death,
     end,
     is_own_child,
@@ -27,7 +27,7 @@ from runtime.ops.local_processes import (
     spoken,
     watch,
 )
-from runtime.store.process_identity import ProcessIdentity, write_pid_file
+from samebits.store.process_identity import ProcessIdentity, write_pid_file
 
 WAIT_S = 30.0
 

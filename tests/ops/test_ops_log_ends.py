@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.ops.local_processes import Death
-from runtime.ops.log_ends import LogEnds
-from runtime.tracebacks import Failure
+from samebits.ops.local_processes import Death
+from samebits.ops.log_ends import LogEnds
+from samebits.tracebacks import Failure
 
 THREAD = """\
 Exception in thread feeder:

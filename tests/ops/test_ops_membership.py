@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from runtime.ops.job_view import JobView, Presence
-from runtime.ops.membership import changes
+from samebits.ops.job_view import JobView, Presence
+from samebits.ops.membership import changes
 from tests.ops.views import view, worker
 
 LOST = Presence.LOST

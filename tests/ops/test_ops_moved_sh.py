@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.ops.kept_start import KeptStart
+from samebits.ops.kept_start import KeptStart
 from tests.ops.shell_job import ENDLESS, ROOT, UNTIL_TOLD, Shell, ShellJob, free_port
 
 pytestmark = pytest.mark.system
@@ -41,13 +41,13 @@ def test_a_copy_touches_nothing_of_the_job_it_was_copied_from(job: ShellJob) -> 
         assert "this folder is a copy" in refused.text
     python = str(ROOT / ".venv" / "bin" / "python")
     for tool in ("stop", "status", "follow"):
-        refused = job.shell(python, "-P", "-m", "runtime", tool, folder=copy)
+        refused = job.shell(python, "-P", "-m", "samebits", tool, folder=copy)
         assert refused.end() == 80, refused.text
         assert "this folder is a copy" in refused.text
-    looked = job.shell(python, "-P", "-m", "runtime", "ckpt", folder=copy)
+    looked = job.shell(python, "-P", "-m", "samebits", "ckpt", folder=copy)
     looked.end()
     assert str(job.folder / "ckpt_of_rank") not in looked.text
-    looked = job.shell(python, "-P", "-m", "runtime", "history", folder=copy)
+    looked = job.shell(python, "-P", "-m", "samebits", "history", folder=copy)
     assert looked.end() == 0 and "every member trains" in looked.text, looked.text
 
     settings = {**job.settings, "SCHED_PORT": str(free_port())}

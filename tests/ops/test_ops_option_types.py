@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime import __main__ as root
-from runtime.__main__ import SUBCOMMANDS
+from samebits import __main__ as root
+from samebits.__main__ import SUBCOMMANDS
 
 WRONG = (
     *("-1", "", " 1", "1_000", "0x10", "1e400", "9" * 400, "99999999999999999999999", "nan", "inf", "-inf"),

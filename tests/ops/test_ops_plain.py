@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.store.process_identity import ProcessIdentity
+from samebits.store.process_identity import ProcessIdentity
 from tests.ops.shell_job import WAIT_S, Shell, ShellJob
 
 SCRIPT = Path(__file__).with_name("plain_script.py")
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.system
 
 def started(job: ShellJob, *words: str) -> Shell:
     job.settings["WORKER_NUM"] = "2"
-    command = [sys.executable, "-P", "-m", "runtime", "run", "--plain", str(SCRIPT), *words]
+    command = [sys.executable, "-P", "-m", "samebits", "run", "--plain", str(SCRIPT), *words]
     return job.shell(*command, **job.settings)
 
 

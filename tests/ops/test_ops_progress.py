@@ -12,8 +12,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from runtime.ops.job_line import Standing
-from runtime.ops.progress import JsonScreen, LossTail, Screen, world_text
+from samebits.ops.job_line import Standing
+from samebits.ops.progress import JsonScreen, LossTail, Screen, world_text
 from tests.ops.views import view
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.__main__ import main
-from runtime.ops import log_lines
-from runtime.ops.log_lines import LogLines
-from runtime.ops.ps import rows_of
-from runtime.store.process_identity import ProcessIdentity, write_pid_file
+from samebits.__main__ import main
+from samebits.ops import log_lines
+from samebits.ops.log_lines import LogLines
+from samebits.ops.ps import rows_of
+from samebits.store.process_identity import ProcessIdentity, write_pid_file
 from tests.ops.views import process, view, worker
 
 

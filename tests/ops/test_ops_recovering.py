@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from runtime.errors import JobFailedError
-from runtime.ops.job_view import EndKind, JobView, Presence, WorkerView
-from runtime.ops.recovering import Recovery, Remains, plan_recovery
-from runtime.store.process_identity import ProcessIdentity
+from samebits.errors import JobFailedError
+from samebits.ops.job_view import EndKind, JobView, Presence, WorkerView
+from samebits.ops.recovering import Recovery, Remains, plan_recovery
+from samebits.store.process_identity import ProcessIdentity
 from tests.ops.views import HOST, interruption, process, view, worker
 
 ALIVE, LOST, LEFT = Presence.ALIVE, Presence.LOST, Presence.LEFT

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import ForeignFolderError, UsageError
-from runtime.ops import doctor, starting
-from runtime.ops.ckpt.command import main as ckpt
-from runtime.ops.prepare import _checkpoints
-from runtime.ops.starting import Found
-from runtime.store.checkpoint.remote.remote_points import RemotePointStore
+from samebits.errors import ForeignFolderError, UsageError
+from samebits.ops import doctor, starting
+from samebits.ops.ckpt.command import main as ckpt
+from samebits.ops.prepare import _checkpoints
+from samebits.ops.starting import Found
+from samebits.store.checkpoint.remote.remote_points import RemotePointStore
 from tests.store.checkpoint.remote.remote_points import save
 from tests.store.points import JOB
 

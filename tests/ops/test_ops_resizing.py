@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.config import Settings
-from runtime.errors import UsageError
-from runtime.ops.job_view import JobView, Presence
-from runtime.ops.kept_start import KeptStart
-from runtime.ops.resizing import check_removal, last_to_come, nodes_to_add, require_no_driver, standing
+from samebits.config import Settings
+from samebits.errors import UsageError
+from samebits.ops.job_view import JobView, Presence
+from samebits.ops.kept_start import KeptStart
+from samebits.ops.resizing import check_removal, last_to_come, nodes_to_add, require_no_driver, standing
 from tests.ops.views import view, worker
 
 HERE = ("0", "1", "2")

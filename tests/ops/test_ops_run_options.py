@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime import config
-from runtime.__main__ import main
-from runtime.commands import spelled
-from runtime.ops.run_options import Request, nodes_of_host, parse
-from runtime.ops.run_parser import SUPERVISED_RESTARTS, Streams
-from runtime.ops.spawning import Way
+from samebits import config
+from samebits.__main__ import main
+from samebits.commands import spelled
+from samebits.ops.run_options import Request, nodes_of_host, parse
+from samebits.ops.run_parser import SUPERVISED_RESTARTS, Streams
+from samebits.ops.spawning import Way
 
 DEFAULTS = {
     "WORKER_NUM": "4",
@@ -275,7 +275,7 @@ def test_too_few_hosts_are_waited_for_and_said(
 ) -> None:
     for name, text in (("TOPO_TIMEOUT", "0.3"), ("NODE_TIMEOUT", "0.3"), ("HEARTBEAT_INTERVAL", "0.1")):
         monkeypatch.setenv(name, text)
-    monkeypatch.setattr("runtime.ops.first_hosts.EVERY_S", 0.01)
+    monkeypatch.setattr("samebits.ops.first_hosts.EVERY_S", 0.01)
     words = ["--host-discovery-script", "printf 'localhost\\nb:4\\n'", "--nnodes", "2:4", "train.py"]
     assert main(["run", "--dry-run", *words]) == 80
     said = capsys.readouterr().err
@@ -301,7 +301,7 @@ def test_a_command_is_the_repositorys_script_or_where_there_is_none_the_installe
     assert spelled("recover", "--moved") == f"bash {root}/scripts/recover.sh --moved"
     monkeypatch.chdir(root)
     assert spelled("run", "--fresh", "my train.py") == "bash scripts/run.sh --fresh 'my train.py'"
-    monkeypatch.setattr("runtime.commands._SCRIPTS", here / "scripts")
+    monkeypatch.setattr("samebits.commands._SCRIPTS", here / "scripts")
     assert spelled("run", "--fresh", "train.py") == "samebits run --fresh train.py"
     assert spelled("recover") == "samebits recover"
 

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime import config
-from runtime.errors import StoreError
-from runtime.net.address import check_free
-from runtime.ops.follow import naming_what_runs_on
-from runtime.ops.job_view import Presence
-from runtime.store.process_identity import ProcessIdentity, write_pid_file
+from samebits import config
+from samebits.errors import StoreError
+from samebits.net.address import check_free
+from samebits.ops.follow import naming_what_runs_on
+from samebits.ops.job_view import Presence
+from samebits.store.process_identity import ProcessIdentity, write_pid_file
 from tests.ops.shell_job import ENDLESS, ROOT, UNTIL_TOLD, WAIT_S, WORKER, Shell, ShellJob, free_port
 
 pytestmark = pytest.mark.system
@@ -187,7 +187,7 @@ def test_ctrl_c_is_not_lost_while_the_script_becomes_its_follower(job: ShellJob)
     slow.mkdir()
     (slow / "env").write_text(
         f"""#!/bin/bash
-if [[ "$*" == *runtime* ]]; then : >'{slow}/becomes'; sleep 2; fi
+if [[ "$*" == *"-m samebits"* ]]; then : >'{slow}/becomes'; sleep 2; fi
 exec {shutil.which("env")} "$@"
 """
     )
@@ -429,11 +429,19 @@ def test_a_script_that_cannot_start_ends_the_job(job: ShellJob) -> None:
     assert job.running() == []
 
 
-def test_a_runtime_py_in_the_current_folder_is_not_in_the_way(job: ShellJob) -> None:
-    (job.folder / "runtime.py").write_text("raise SystemExit('the wrong runtime')\n")
-    script = str(ROOT / "scripts" / "run.sh")
-    shell = job.shell("bash", script, "tests/ops/tiny_worker.py", "--steps", "5", **job.settings)
-    assert shell.end() == 0, shell.text  # found beside the repository, outputs below the current folder
+def test_a_project_of_any_names_is_not_in_the_way(job: ShellJob) -> None:
+    """The user's own ``runtime`` package, and modules called as ours or Python's are, beside the script."""
+    shutil.copy(ROOT / "tests/ops/tiny_worker.py", job.folder / "train.py")
+    (job.folder / "runtime").mkdir()
+    (job.folder / "runtime" / "__init__.py").write_text("WHOSE = 'the project's'\n")
+    (job.folder / "core.py").write_text("import runtime\nprint('runtime is', runtime.WHOSE, flush=True)\n")
+    for name in ("config", "types", "errors"):
+        (job.folder / f"{name}.py").write_text("WRONG\n")
+    text = (job.folder / "train.py").read_text()
+    (job.folder / "train.py").write_text(text.replace("import samebits\n", "import samebits\nimport core\n"))
+    shell = job.shell("bash", str(ROOT / "scripts/run.sh"), "train.py", "--steps", "5", **job.settings)
+    assert shell.end() == 0, shell.text
+    assert "runtime is the project's" in job.log("worker_0")
     assert "final step=5" in job.log("worker_0")
 
 

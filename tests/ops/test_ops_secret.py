@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.net.curve import derive_keys
-from runtime.ops.kept_start import START_FILE
+from samebits.net.curve import derive_keys
+from samebits.ops.kept_start import START_FILE
 from tests.ops.shell_job import ENDLESS, ROOT, UNTIL_TOLD, Shell, ShellJob
 
 pytestmark = pytest.mark.system
@@ -26,7 +26,7 @@ NEVER_SHOWN = [
 
 
 def tool(job: ShellJob, *words: str, **settings: str) -> Shell:
-    return job.shell(PYTHON, "-P", "-m", "runtime", *words, **settings)
+    return job.shell(PYTHON, "-P", "-m", "samebits", *words, **settings)
 
 
 def assert_shown_nowhere(job: ShellJob) -> None:

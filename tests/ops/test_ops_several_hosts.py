@@ -19,7 +19,7 @@ def started(host: ShellJob, port: int, node_rank: int, *words: str) -> Shell:
     share = ("--nnodes", "2", "--node-rank", str(node_rank), "-n", "1")
     where = ("--sched-host", "127.0.0.1", "--sched-port", str(port))
     settings = {name: text for name, text in host.settings.items() if name not in ("SCHED_PORT", "WORKER_NUM")}
-    command = [sys.executable, "-P", "-m", "runtime", "run", *share, *where, str(WORKER), *words]
+    command = [sys.executable, "-P", "-m", "samebits", "run", *share, *where, str(WORKER), *words]
     return host.shell(*command, **settings)
 
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime import config
-from runtime.ops import show
-from runtime.ops.job_view import Presence
-from runtime.ops.show import table
-from runtime.service import status
+from samebits import config
+from samebits.ops import show
+from samebits.ops.job_view import Presence
+from samebits.ops.show import table
+from samebits.service import status
 from tests.ops.views import view, worker
 
 FULL = "host node-a: the disk of /data/ckpt is 93 % full (limit 90 %, HEALTH_DISK_LIMIT)"

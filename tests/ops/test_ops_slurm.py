@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.__main__ import main
-from runtime.errors import SettingsError
-from runtime.exit_codes import codes_to_give_up_at
-from runtime.ops.slurm import MOST_HOSTS, Placed, Share, hosts_of, placed, plan, port_of, share_of
+from samebits.__main__ import main
+from samebits.errors import SettingsError
+from samebits.exit_codes import codes_to_give_up_at
+from samebits.ops.slurm import MOST_HOSTS, Placed, Share, hosts_of, placed, plan, port_of, share_of
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import signal
 
 import pytest
 
-from runtime.ops.job_view import JobView, Presence
-from runtime.store.process_identity import ProcessIdentity
+from samebits.ops.job_view import JobView, Presence
+from samebits.store.process_identity import ProcessIdentity
 from tests.ops.shell_job import ENDLESS, ROOT, UNTIL_TOLD, WAIT_S, Shell, ShellJob
 
 pytestmark = pytest.mark.system

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import StoreError
-from runtime.ops import spawning
-from runtime.ops.kept_start import KeptStart
-from runtime.ops.local_processes import Death, process_names, read_pid_files, reap
-from runtime.ops.recover import program_of, start_again
-from runtime.ops.recovering import Lost, Recovery
-from runtime.ops.spawning import Program, StartLock, launch, reserved
-from runtime.ops.stop_signals import Signals
-from runtime.store.process_identity import ProcessIdentity, write_pid_file
+from samebits.errors import StoreError
+from samebits.ops import spawning
+from samebits.ops.kept_start import KeptStart
+from samebits.ops.local_processes import Death, process_names, read_pid_files, reap
+from samebits.ops.recover import program_of, start_again
+from samebits.ops.recovering import Lost, Recovery
+from samebits.ops.spawning import Program, StartLock, launch, reserved
+from samebits.ops.stop_signals import Signals
+from samebits.store.process_identity import ProcessIdentity, write_pid_file
 
 WAIT_S = 30.0
 AWKWARD = "a 'b' \"c\" $HOME `id` $(id) \\ * \n!é"
@@ -82,7 +82,7 @@ def test_a_process_is_given_what_its_job_was_started_with_byte_for_byte(tmp_path
 def test_the_scheduler_is_told_no_node_whatever_todays_shell_leaks(tmp_path: Path) -> None:
     leaked = {"MS_ROLE": "MS_SCHED", "MS_NODE_ID": "sched", "NODE_ID": "7", "ROLE": "bogus"}
     what = program(tmp_path, SHOW, environment=leaked)
-    assert what.words("scheduler") == [sys.executable, "-P", "-m", "runtime", "scheduler"]
+    assert what.words("scheduler") == [sys.executable, "-P", "-m", "samebits", "scheduler"]
     environment = what.environment_of("scheduler")
     assert {name: environment.get(name) for name in (*leaked, "REBUILD")} == {
         **dict.fromkeys(leaked),
@@ -184,7 +184,7 @@ def test_a_planted_link_is_not_written_through(tmp_path: Path, name: str) -> Non
 
 def test_one_starts_processes_at_a_time(tmp_path: Path) -> None:
     text = (
-        "import sys; from pathlib import Path; from runtime.ops.spawning import StartLock\n"
+        "import sys; from pathlib import Path; from samebits.ops.spawning import StartLock\n"
         "with StartLock(Path(sys.argv[1])): print('in', flush=True)"
     )
     with StartLock(tmp_path / "logs") as lock:
@@ -238,7 +238,7 @@ def test_a_signal_that_comes_while_somebody_begins_to_listen_wakes_him(
 STARTER = """
 import os, sys
 from pathlib import Path
-from runtime.ops.spawning import Program, launch, reserved
+from samebits.ops.spawning import Program, launch, reserved
 folder = Path(sys.argv[1])
 started = []
 with reserved(folder / "logs", ["worker_0"]) as berths:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from runtime import config
-from runtime.config import Settings
-from runtime.core.hangs import Doing, Sight
-from runtime.ops.job_view import JobView, Presence, Stall
-from runtime.ops.stalls import FOLDER, LEAST_PATIENCE_S, MOST_BYTES, MOST_FILES, Stalls
-from runtime.service.stacks import Answer, Silence
-from runtime.store.process_identity import ProcessIdentity
+from samebits import config
+from samebits.config import Settings
+from samebits.core.hangs import Doing, Sight
+from samebits.ops.job_view import JobView, Presence, Stall
+from samebits.ops.stalls import FOLDER, LEAST_PATIENCE_S, MOST_BYTES, MOST_FILES, Stalls
+from samebits.service.stacks import Answer, Silence
+from samebits.store.process_identity import ProcessIdentity
 from tests.ops.views import process, view, worker
 
 STALL = Stall(40, ("2",), (), ("0", "1"))

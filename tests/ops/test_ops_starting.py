@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import ForeignFolderError, ListenError, LockedError, SameBitsError, StoreError
-from runtime.ops.starting import NAMED, Former, Found, Move, Plan, plan_start
-from runtime.store.aside import aside_id, aside_path
+from samebits.errors import ForeignFolderError, ListenError, LockedError, SameBitsError, StoreError
+from samebits.ops.starting import NAMED, Former, Found, Move, Plan, plan_start
+from samebits.store.aside import aside_id, aside_path
 from tests.ops.views import HOST, JOB, interruption, view
 
 OTHER = "99999999-0000-4000-8000-000000000000"

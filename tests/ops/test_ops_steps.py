@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime import config
-from runtime.__main__ import main
-from runtime.errors import StoreError, UsageError
-from runtime.ops.steps import SHOWN_SAMPLES
-from runtime.store.step_log import StepLogWriter
-from runtime.store.step_record import Entry, LateSamples, LogHeader, NewLine, StepRecord
+from samebits import config
+from samebits.__main__ import main
+from samebits.errors import StoreError, UsageError
+from samebits.ops.steps import SHOWN_SAMPLES
+from samebits.store.step_log import StepLogWriter
+from samebits.store.step_record import Entry, LateSamples, LogHeader, NewLine, StepRecord
 from tests.store.disk_faults import closed
 
 EVERY_STEP = range(1, 6)

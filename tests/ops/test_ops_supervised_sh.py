@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import JobInterruptedError
-from runtime.ops.job_view import JobView
+from samebits.errors import JobInterruptedError
+from samebits.ops.job_view import JobView
 from tests.ops.shell_job import UNTIL_TOLD, WAIT_S, Shell, ShellJob
 from tests.service.house import remove_folder
 

@@ -9,19 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from runtime import config
-from runtime.config import Settings
-from runtime.core.restarts import OWN_ERROR_WAIT_S, Loss, Sort
-from runtime.errors import ListenError, ScriptFailedError, SettingsError, StoreError
-from runtime.ops import kept_start
-from runtime.ops.kept_start import KeptStart
-from runtime.ops.local_processes import read_pid_files
-from runtime.ops.spawning import Program, StartLock
-from runtime.ops.supervising import Dead, Started, Supervisor
-from runtime.ops.verdict import verdict_of
-from runtime.store import launcher_token
-from runtime.store.owner import claim_folder
-from runtime.store.process_identity import ProcessIdentity
+from samebits import config
+from samebits.config import Settings
+from samebits.core.restarts import OWN_ERROR_WAIT_S, Loss, Sort
+from samebits.errors import ListenError, ScriptFailedError, SettingsError, StoreError
+from samebits.ops import kept_start
+from samebits.ops.kept_start import KeptStart
+from samebits.ops.local_processes import read_pid_files
+from samebits.ops.spawning import Program, StartLock
+from samebits.ops.supervising import Dead, Started, Supervisor
+from samebits.ops.verdict import verdict_of
+from samebits.store import launcher_token
+from samebits.store.owner import claim_folder
+from samebits.store.process_identity import ProcessIdentity
 
 JOB = "job-1"
 GONE = ProcessIdentity(1 << 22, 1)

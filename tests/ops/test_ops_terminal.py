@@ -85,7 +85,7 @@ class Terminal:
 
 
 def run_words() -> list[str]:
-    return [sys.executable, "-P", "-m", "runtime", "run", str(WORKER), *ENDLESS]
+    return [sys.executable, "-P", "-m", "samebits", "run", str(WORKER), *ENDLESS]
 
 
 def test_ctrl_c_asks_d_leaves_the_job_running_and_a_second_one_ends_it(job: ShellJob) -> None:
@@ -99,7 +99,7 @@ def test_ctrl_c_asks_d_leaves_the_job_running_and_a_second_one_ends_it(job: Shel
     assert all(len(line) < 80 for line in terminal.lines() if "samebits:" not in line)
     assert job.wait_training().alive == 3
 
-    again = Terminal(job, 200, sys.executable, "-P", "-m", "runtime", "follow")
+    again = Terminal(job, 200, sys.executable, "-P", "-m", "samebits", "follow")
     at = again.wait_for("step [1-9]")
     again.types("\x03")
     at = again.wait_for("ends the job", at)

@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from runtime.config import PREFIX
-from runtime.errors import ForeignFolderError, LockedError, RefusedError
-from runtime.ops.job_view import stored_view
+from samebits.config import PREFIX
+from samebits.errors import ForeignFolderError, LockedError, RefusedError
+from samebits.ops.job_view import stored_view
 from tests.ops.shell_job import ENDLESS, UNTIL_TOLD, WORKER, ShellJob
 
 pytestmark = pytest.mark.system

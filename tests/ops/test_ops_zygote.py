@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from runtime.ops.local_processes import Death, is_own_child, reap
-from runtime.ops.spawning import Program, spawn
-from runtime.ops.zygote import Zygote
-from runtime.store.process_identity import ProcessIdentity
+from samebits.ops.local_processes import Death, is_own_child, reap
+from samebits.ops.spawning import Program, spawn
+from samebits.ops.zygote import Zygote
+from samebits.store.process_identity import ProcessIdentity
 from tests.ops.shell_job import WAIT_S
 
 pytestmark = [pytest.mark.system, pytest.mark.thorough]
@@ -59,7 +59,7 @@ def nursery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery
         found.plain += 1
         return spawn(program, name, log)
 
-    monkeypatch.setattr("runtime.ops.zygote.spawn", counted)
+    monkeypatch.setattr("samebits.ops.zygote.spawn", counted)
     yield found
     found.zygote.end()
 

@@ -13,15 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from runtime import config
-from runtime.core.agent_events import Entered
-from runtime.core.messages import FINAL, Digest, Figure
-from runtime.core.point import Point
-from runtime.errors import GenerationEndedError, HostsUpdatedInterrupt, JobStoppedError, SameBitsError
-from runtime.service import log
-from runtime.service.agent import Agent
-from runtime.store.checkpoint import rank_directory
-from runtime.store.owner import claim_folder
+from samebits import config
+from samebits.core.agent_events import Entered
+from samebits.core.messages import FINAL, Digest, Figure
+from samebits.core.point import Point
+from samebits.errors import GenerationEndedError, HostsUpdatedInterrupt, JobStoppedError, SameBitsError
+from samebits.service import log
+from samebits.service.agent import Agent
+from samebits.store.checkpoint import rank_directory
+from samebits.store.owner import claim_folder
 
 
 class LeavingError(Exception):
@@ -53,7 +53,7 @@ def main() -> int:
     parser.add_argument("--fail-at", type=int, default=-1)
     parser.add_argument("--fail-before", action="store_true")
     parser.add_argument("--say", default="")
-    parser.add_argument("--seated", action="store_true", help="say that it has a seat, as runtime.init() does")
+    parser.add_argument("--seated", action="store_true", help="say that it has a seat, as samebits.init() does")
     parser.add_argument("--reports", type=Path, help="a file with a number, which is reported as the queue")
     parser.add_argument("--linger-while", type=Path, help="does not end while this file is there")
     parser.add_argument("--not-while", type=Path, help="does not start while this file is there")

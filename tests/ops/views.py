@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtime.ops.job_view import EndKind, Interruption, JobView, Presence, WorkerView
-from runtime.store.process_identity import ProcessIdentity
+from samebits.ops.job_view import EndKind, Interruption, JobView, Presence, WorkerView
+from samebits.store.process_identity import ProcessIdentity
 
 HOST = "here"
 JOB = "1a2b3c4d-0000-4000-8000-000000000000"

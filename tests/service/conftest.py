@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.store.process_identity import ProcessIdentity
+from samebits.store.process_identity import ProcessIdentity
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,14 +9,14 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
-from runtime import config
-from runtime.config import Settings
-from runtime.core.agent_events import Entered
-from runtime.core.messages import FINAL, Digest, GenerationStarted
-from runtime.core.point import Point
-from runtime.core.ready import Ended
-from runtime.service.agent import Agent
-from runtime.service.scheduler import SchedulerService
+from samebits import config
+from samebits.config import Settings
+from samebits.core.agent_events import Entered
+from samebits.core.messages import FINAL, Digest, GenerationStarted
+from samebits.core.point import Point
+from samebits.core.ready import Ended
+from samebits.service.agent import Agent
+from samebits.service.scheduler import SchedulerService
 from tests.system.processes import free_port
 
 PATIENCE_S = 30.0

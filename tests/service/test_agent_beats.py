@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import uuid
 
-from runtime.service.agent import share_of
+from samebits.service.agent import share_of
 
 
 def test_the_share_of_a_session_is_its_own_and_never_nothing() -> None:

@@ -10,12 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime.core.agent_events import KeyAsk
-from runtime.core.key_calls import MAX_OPEN_CALLS
-from runtime.core.messages import KeyAnswer, KeyOp, KeyOutcome
-from runtime.core.ready import Ended
-from runtime.errors import GenerationEndedError, KeyValueError, KeyValueTimeoutError, SchedulerLeftError
-from runtime.service.agent import Agent
+from samebits.core.agent_events import KeyAsk
+from samebits.core.key_calls import MAX_OPEN_CALLS
+from samebits.core.messages import KeyAnswer, KeyOp, KeyOutcome
+from samebits.core.ready import Ended
+from samebits.errors import GenerationEndedError, KeyValueError, KeyValueTimeoutError, SchedulerLeftError
+from samebits.service.agent import Agent
 from tests.service.house import PATIENCE_S, House, remove_folder
 
 ADD = KeyAsk(KeyOp.ADD, b"n", amount=1, is_durable=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import SchedulerLeftError
+from samebits.errors import SchedulerLeftError
 from tests.service.house import PATIENCE_S, House
 
 

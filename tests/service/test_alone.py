@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from runtime import config
-from runtime.config import Settings
-from runtime.core import records
-from runtime.core.agent_events import Entered
-from runtime.core.messages import GenerationStarted
-from runtime.core.point import Point
-from runtime.errors import ForeignFolderError, LockedError, StoreError
-from runtime.net.client import Client, Got, ShutOut
-from runtime.service import status
-from runtime.service.agent import Agent
-from runtime.service.alone import SchedulerThread
-from runtime.store.journal import Journal
+from samebits import config
+from samebits.config import Settings
+from samebits.core import records
+from samebits.core.agent_events import Entered
+from samebits.core.messages import GenerationStarted
+from samebits.core.point import Point
+from samebits.errors import ForeignFolderError, LockedError, StoreError
+from samebits.net.client import Client, Got, ShutOut
+from samebits.service import status
+from samebits.service.agent import Agent
+from samebits.service.alone import SchedulerThread
+from samebits.store.journal import Journal
 from tests.service.house import NUMERICS, final
 
 

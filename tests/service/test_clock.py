@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.service import clock
+from samebits.service import clock
 
 UNSHIFTED = "monotonic           0         0\nboottime            0         0\n"
 
@@ -33,7 +33,7 @@ def test_a_clock_that_is_shifted_is_another_one(tmp_path: Path) -> None:
 
 
 def test_a_process_with_a_shifted_clock_says_so() -> None:
-    program = "from runtime.service import clock; print(clock.boot_id())"
+    program = "from samebits.service import clock; print(clock.boot_id())"
     unshared = ["unshare", "--time", "--boottime", "1000", "--fork", sys.executable, "-c", program]
     done = subprocess.run(unshared, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode != 0:

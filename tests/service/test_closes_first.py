@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runtime.core.messages import Credential, LastWords
-from runtime.core.scheduler import Closed, Event, Received, Stalled, StopRequested
-from runtime.service.scheduler import closes_first
+from samebits.core.messages import Credential, LastWords
+from samebits.core.scheduler import Closed, Event, Received, Stalled, StopRequested
+from samebits.service.scheduler import closes_first
 
 
 def said(session: str, step: int = 0) -> Received:

@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 import zmq
 
-from runtime.core.point import Point
-from runtime.core.values import replace
-from runtime.errors import LockedError
-from runtime.net.copies import Declined, Keeper, Offer, Piece, SenderSocket, Taken
-from runtime.net.curve import derive_keys
-from runtime.service import copy_sender
-from runtime.service.buddy import Brief, CopyListener, brief_of
-from runtime.service.writer_process import Copies
-from runtime.store.checkpoint import MemoryRoom, points_in_memory, verify
-from runtime.store.checkpoint.memory import memory_buffer
-from runtime.store.process_identity import ProcessIdentity
+from samebits.core.point import Point
+from samebits.core.values import replace
+from samebits.errors import LockedError
+from samebits.net.copies import Declined, Keeper, Offer, Piece, SenderSocket, Taken
+from samebits.net.curve import derive_keys
+from samebits.service import copy_sender
+from samebits.service.buddy import Brief, CopyListener, brief_of
+from samebits.service.writer_process import Copies
+from samebits.store.checkpoint import MemoryRoom, points_in_memory, verify
+from samebits.store.checkpoint.memory import memory_buffer
+from samebits.store.process_identity import ProcessIdentity
 from tests.store.points import JOB
 from tests.store.slots import fill, fill_and_hash, hash_slot
 

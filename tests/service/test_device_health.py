@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.service import vendor_tool
-from runtime.service.device_health import AscendTool, Device, NvidiaTool, devices
-from runtime.service.vendor_texts import Told, ascend, ascend_errors, nvidia
-from runtime.service.vendor_tool import VendorTool
+from samebits.service import vendor_tool
+from samebits.service.device_health import AscendTool, Device, NvidiaTool, devices
+from samebits.service.vendor_texts import Told, ascend, ascend_errors, nvidia
+from samebits.service.vendor_tool import VendorTool
 
 Tool = Callable[[str, str], None]
 OF_910B = """\

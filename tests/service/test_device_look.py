@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.health import HealthWatch, Reading, said
-from runtime.core.messages import Ailment, Sign
-from runtime.errors import PreflightError
-from runtime.service import health
-from runtime.service.device_look import DeviceMemory, DeviceReadings, WatchedDevice, limits_of
-from runtime.service.health import HealthLook
-from runtime.service.kernel_log import KernelLog, bus_of
+from samebits.core.health import HealthWatch, Reading, said
+from samebits.core.messages import Ailment, Sign
+from samebits.errors import PreflightError
+from samebits.service import health
+from samebits.service.device_look import DeviceMemory, DeviceReadings, WatchedDevice, limits_of
+from samebits.service.health import HealthLook
+from samebits.service.kernel_log import KernelLog, bus_of
 from tests.service.house import PATIENCE_S
 from tests.service.test_device_health import ECC, H100, OF_910B, Tool, printing, tool
 from tests.service.test_health import settings_with

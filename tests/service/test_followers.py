@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from runtime.core.messages import Status, StatusQuery
-from runtime.net.client import Got
-from runtime.net.server import Arrived, Lost
-from runtime.service import clock
-from runtime.service.followers import FOLLOW_INTERVAL_S, Followers
+from samebits.core.messages import Status, StatusQuery
+from samebits.net.client import Got
+from samebits.net.server import Arrived, Lost
+from samebits.service import clock
+from samebits.service.followers import FOLLOW_INTERVAL_S, Followers
 from tests.core.house import training_house
 from tests.net.ends import Ends, until
 

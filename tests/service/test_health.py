@@ -9,10 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runtime import config
-from runtime.core.messages import Ailment, Figure, Sign
-from runtime.service.health import SHARED_MEMORY, HealthLook, Usage, limits_of, places_of, readings
-from runtime.store.checkpoint.memory.available_memory import taken_share
+from samebits import config
+from samebits.core.messages import Ailment, Figure, Sign
+from samebits.service.health import SHARED_MEMORY, HealthLook, Usage, limits_of, places_of, readings
+from samebits.store.checkpoint.memory.available_memory import taken_share
 from tests.service.house import PATIENCE_S, House
 
 

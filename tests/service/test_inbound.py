@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.cause_kinds import Observation
-from runtime.core.hangs import Doing, Sight
-from runtime.core.messages import SCHEMA, Decision, ProcessEnded
-from runtime.core.scheduler import Decided, EndSeen, SightTold
-from runtime.core.values import replace
-from runtime.net.server import Arrived
-from runtime.service import clock
-from runtime.service.followers import Followers
-from runtime.service.inbound import DECISIONS_S, MOST_DECISIONS, MOST_ENDS, Inbound
-from runtime.service.status import process_ended, process_seen
-from runtime.service.unknown_peers import UnknownPeers, implausible
-from runtime.store.process_identity import ProcessIdentity
+from samebits.core.cause_kinds import Observation
+from samebits.core.hangs import Doing, Sight
+from samebits.core.messages import SCHEMA, Decision, ProcessEnded
+from samebits.core.scheduler import Decided, EndSeen, SightTold
+from samebits.core.values import replace
+from samebits.net.server import Arrived
+from samebits.service import clock
+from samebits.service.followers import Followers
+from samebits.service.inbound import DECISIONS_S, MOST_DECISIONS, MOST_ENDS, Inbound
+from samebits.service.status import process_ended, process_seen
+from samebits.service.unknown_peers import UnknownPeers, implausible
+from samebits.store.process_identity import ProcessIdentity
 from tests.hostile.test_hostile_core import Line
 
 

@@ -18,13 +18,13 @@ from typing import Any
 
 import pytest
 
-from runtime.core import records
-from runtime.core.agent_events import Entered
-from runtime.core.messages import EndKind, GenerationStarted, Status, StatusQuery, StopJob
-from runtime.core.point import Point
-from runtime.core.ready import Ended
-from runtime.core.records import JobCreated, Record, SeatGranted, SeatLost
-from runtime.errors import (
+from samebits.core import records
+from samebits.core.agent_events import Entered
+from samebits.core.messages import EndKind, GenerationStarted, Status, StatusQuery, StopJob
+from samebits.core.point import Point
+from samebits.core.ready import Ended
+from samebits.core.records import JobCreated, Record, SeatGranted, SeatLost
+from samebits.errors import (
     ForeignFolderError,
     GenerationEndedError,
     JobStoppedError,
@@ -36,16 +36,16 @@ from runtime.errors import (
     StoreError,
     SupersededError,
 )
-from runtime.net.client import Client, Got
-from runtime.service import agent as agent_module
-from runtime.service.agent import Agent
-from runtime.service.life_sign import Whereabouts
-from runtime.service.scheduler import SchedulerService
-from runtime.service.status import snapshot_in, stored_snapshot
-from runtime.store import journal as journals
-from runtime.store.journal import Journal
-from runtime.store.lock import DirectoryLock
-from runtime.store.term_claim import TermClaim, highest_claim
+from samebits.net.client import Client, Got
+from samebits.service import agent as agent_module
+from samebits.service.agent import Agent
+from samebits.service.life_sign import Whereabouts
+from samebits.service.scheduler import SchedulerService
+from samebits.service.status import snapshot_in, stored_snapshot
+from samebits.store import journal as journals
+from samebits.store.journal import Journal
+from samebits.store.lock import DirectoryLock
+from samebits.store.term_claim import TermClaim, highest_claim
 from tests.service.house import NUMERICS, PATIENCE_S, House, final, free_port, remove_folder
 
 
@@ -173,9 +173,9 @@ def test_a_lost_member_interrupts_the_others_and_its_successor_completes_the_nex
 
 MEMBER = """
 import time
-from runtime import config
-from runtime.core.agent_events import Entered
-from runtime.service.agent import Agent
+from samebits import config
+from samebits.core.agent_events import Entered
+from samebits.service.agent import Agent
 settings, _ = config.read()
 agent = Agent(settings, "test", "cpu")
 agent.register()
@@ -207,7 +207,7 @@ def test_a_death_is_told_by_who_watches_where_nothing_else_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its scheduler is on another host, and gives a closed connection ten minutes."""
-    monkeypatch.setattr("runtime.service.scheduler.host_id", lambda: "elsewhere")
+    monkeypatch.setattr("samebits.service.scheduler.host_id", lambda: "elsewhere")
     with contextlib.closing(House(tmp_path, workers=3, RECONNECT_GRACE="600", NODE_TIMEOUT="600")) as house:
         with beside(house) as (_, at, agents, places):
             assert agents[1].watch("2", at)
@@ -223,7 +223,7 @@ def test_who_watches_tells_of_a_stopped_process_why_nothing_comes_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
     """Its scheduler is on another host, and nobody follows the job. Under another's name it is nobody's."""
-    monkeypatch.setattr("runtime.service.scheduler.host_id", lambda: "elsewhere")
+    monkeypatch.setattr("samebits.service.scheduler.host_id", lambda: "elsewhere")
     with contextlib.closing(House(tmp_path, workers=3, NODE_TIMEOUT="3")) as house:
         with beside(house) as (member, at, agents, places):
             assert agents[1].watch(named, at)
@@ -380,9 +380,9 @@ def test_the_jobs_id_is_told_once_it_is_durable(house: House) -> None:
 
 REFUSED_AND_GOES_ON = """
 import threading
-from runtime import config
-from runtime.errors import RefusedError
-from runtime.service import agent
+from samebits import config
+from samebits.errors import RefusedError
+from samebits.service import agent
 agent.END_GRACE_S = 0.1
 worker = agent.Agent(config.read()[0], "test", "cpu")
 try:

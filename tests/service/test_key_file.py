@@ -8,15 +8,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime.core.key_records import KeyRecord
-from runtime.core.messages import Credential, KeyAnswer, KeyCall, KeyOp, KeyOutcome
-from runtime.core.scheduler import SchedulerCore
-from runtime.core.state import JobState
-from runtime.errors import StoreError
-from runtime.service import key_file
-from runtime.service.key_file import KEYS_FOLDER, KeyFile
-from runtime.store import durable
-from runtime.store.journal import JOURNAL_FILE, read_journal
+from samebits.core.key_records import KeyRecord
+from samebits.core.messages import Credential, KeyAnswer, KeyCall, KeyOp, KeyOutcome
+from samebits.core.scheduler import SchedulerCore
+from samebits.core.state import JobState
+from samebits.errors import StoreError
+from samebits.service import key_file
+from samebits.service.key_file import KEYS_FOLDER, KeyFile
+from samebits.store import durable
+from samebits.store.journal import JOURNAL_FILE, read_journal
 from tests.core.house import policy
 
 SENDER = Credential("job", "0", "s0", 1)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.replacements import proof_of
-from runtime.service.launched import proof_for
-from runtime.store import launcher_token
-from runtime.store.owner import claim_folder
+from samebits.core.replacements import proof_of
+from samebits.service.launched import proof_for
+from samebits.store import launcher_token
+from samebits.store.owner import claim_folder
 from tests.service.house import House
 
 

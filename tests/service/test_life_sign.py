@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.values import replace
-from runtime.service import clock, life_sign
-from runtime.service.life_sign import DeathWatch, LifeSign, WatchedSign, Whereabouts, quiet_s
+from samebits.core.values import replace
+from samebits.service import clock, life_sign
+from samebits.service.life_sign import DeathWatch, LifeSign, WatchedSign, Whereabouts, quiet_s
 
 WAIT_S = 30.0
 HOLDER = """
 import os, sys, threading
-from runtime.service import clock, life_sign
-from runtime.service.life_sign import LifeSign
+from samebits.service import clock, life_sign
+from samebits.service.life_sign import LifeSign
 sign = LifeSign("here", "{session}")
 done = threading.Event()
 def hold():

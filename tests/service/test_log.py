@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from runtime.service import log
+from samebits.service import log
 
 EVENTS = [(logging.INFO, "worker 1 is in"), (logging.WARNING, "worker 2 is lost"), (logging.DEBUG, "a whisper")]
 

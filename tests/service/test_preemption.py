@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.service.preemption import PreemptionLook
+from samebits.service.preemption import PreemptionLook
 from tests.service.house import PATIENCE_S
 
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from runtime.__main__ import main
-from runtime.service.probe_beat import ProbeBeat
-from runtime.store.probe_note import read
+from samebits.__main__ import main
+from samebits.service.probe_beat import ProbeBeat
+from samebits.store.probe_note import read
 from tests.system.processes import environment_of_tests
 
 PROGRAM = """
 import sys
 from pathlib import Path
-from runtime.service.probe_beat import ProbeBeat
+from samebits.service.probe_beat import ProbeBeat
 beat = ProbeBeat(Path(sys.argv[1]))
 for word in sys.stdin:
     if word == "ready\\n":

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime.config import Settings, read
-from runtime.errors import SchedulerUnreachableError
-from runtime.service import scheduler_address
-from runtime.service.scheduler_address import address_towards, addresses_of, wait_for_name
+from samebits.config import Settings, read
+from samebits.errors import SchedulerUnreachableError
+from samebits.service import scheduler_address
+from samebits.service.scheduler_address import address_towards, addresses_of, wait_for_name
 
 PORT = 8118
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core import records
-from runtime.core.records import GenerationCommitted, JobInterrupted, SeatLost
-from runtime.errors import RefusedError, SchedulerLeftError, SupersededError
-from runtime.ops.job_view import JobView
-from runtime.ops.scheduler_link import Linked, SchedulerLink, ask_once, decide_once
-from runtime.service.agent import Agent
-from runtime.service.scheduler import SchedulerService
-from runtime.store.journal import Journal, read_journal
+from samebits.core import records
+from samebits.core.records import GenerationCommitted, JobInterrupted, SeatLost
+from samebits.errors import RefusedError, SchedulerLeftError, SupersededError
+from samebits.ops.job_view import JobView
+from samebits.ops.scheduler_link import Linked, SchedulerLink, ask_once, decide_once
+from samebits.service.agent import Agent
+from samebits.service.scheduler import SchedulerService
+from samebits.store.journal import Journal, read_journal
 from tests.service.house import PATIENCE_S, House
 from tests.system.processes import free_port
 

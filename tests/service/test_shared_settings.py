@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import RefusedError
+from samebits.errors import RefusedError
 from tests.service.house import House
 
 

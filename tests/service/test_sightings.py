@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runtime.core.hangs import Doing, Sight
-from runtime.service.sightings import LOOKS_A_LEASE, MOST_LOOKS, Sightings
-from runtime.store.process_identity import ProcessIdentity
+from samebits.core.hangs import Doing, Sight
+from samebits.service.sightings import LOOKS_A_LEASE, MOST_LOOKS, Sightings
+from samebits.store.process_identity import ProcessIdentity
 
 LEASE_S = 5.0
 SIGHTS = {

@@ -7,13 +7,13 @@ import signal
 import time
 from collections.abc import Callable
 
-from runtime.core.hangs import Doing, Hang, told_apart
-from runtime.service.sights import MOST_THREADS, look, threads
-from runtime.store.process_identity import ProcessIdentity
+from samebits.core.hangs import Doing, Hang, told_apart
+from samebits.service.sights import MOST_THREADS, look, threads
+from samebits.store.process_identity import ProcessIdentity
 
 BEATS = """
 import os, threading, time
-from runtime.service.life_sign import LifeSign
+from samebits.service.life_sign import LifeSign
 sign = LifeSign("here", "session")
 def beat():
     while True:
@@ -64,7 +64,7 @@ def test_one_without_a_sign_or_with_nonsense_in_it_is_only_silent(start: Start) 
     for value in ("math.inf", "math.nan", "1e300", "-1.0", "0.0"):
         lies = f"life_sign._BEAT.pack_into(sign._mapped, life_sign._BEAT_AT, {value})\n"
         source = BEATS.replace("threading.Thread(target=beat, daemon=True).start()", lies)
-        sight = look(start("import math\nfrom runtime.service import life_sign\n" + source + SLEEPS))
+        sight = look(start("import math\nfrom samebits.service import life_sign\n" + source + SLEEPS))
         assert sight is not None and sight.quiet_s is None, value
 
 

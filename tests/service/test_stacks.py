@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime.service.stacks import Silence, ask
-from runtime.store.process_identity import ProcessIdentity
-from runtime.tracebacks import place_in_dump
+from samebits.service.stacks import Silence, ask
+from samebits.store.process_identity import ProcessIdentity
+from samebits.tracebacks import place_in_dump
 
-OPENS = "from runtime.service import stacks\nassert stacks.open_channel()\n"
+OPENS = "from samebits.service import stacks\nassert stacks.open_channel()\n"
 SAYS = "import os\nos.write(1, b'ready')\n"
 SLEEPS = "import time\ntime.sleep(600)\n"
 HOLDS_THE_GIL = "import re\nre.match('(a+)+$', 'a' * 60 + 'b')\n"

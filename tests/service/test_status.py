@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core import messages, records
-from runtime.core.messages import GenerationStarted, Process, RoundId, RoundOpened, Status, StatusQuery
-from runtime.core.records import JobRebuilt, RebuiltGeneration, RebuiltSeat
-from runtime.errors import JournalDamagedError
-from runtime.service.history import history_of
-from runtime.service.status import message_of, snapshot, snapshot_in, stop_request, stored_snapshot
-from runtime.store.journal import Journal
+from samebits.core import messages, records
+from samebits.core.messages import GenerationStarted, Process, RoundId, RoundOpened, Status, StatusQuery
+from samebits.core.records import JobRebuilt, RebuiltGeneration, RebuiltSeat
+from samebits.errors import JournalDamagedError
+from samebits.service.history import history_of
+from samebits.service.status import message_of, snapshot, snapshot_in, stop_request, stored_snapshot
+from samebits.store.journal import Journal
 from tests.core.house import House, policy
 from tests.hostile.attackers import objection
 

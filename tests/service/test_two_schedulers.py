@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from runtime import config
-from runtime.config import Settings, fixed_settings
-from runtime.core import records
-from runtime.core.messages import PROTOCOL, Admitted, Process, Refused, Register, Status
-from runtime.core.records import SeatGranted, TermStarted
-from runtime.errors import SupersededError
-from runtime.net.client import Client, Got, Up
-from runtime.service import status
-from runtime.store.journal import read_journal
+from samebits import config
+from samebits.config import Settings, fixed_settings
+from samebits.core import records
+from samebits.core.messages import PROTOCOL, Admitted, Process, Refused, Register, Status
+from samebits.core.records import SeatGranted, TermStarted
+from samebits.errors import SupersededError
+from samebits.net.client import Client, Got, Up
+from samebits.service import status
+from samebits.store.journal import read_journal
 from tests.service.house import PATIENCE_S, free_port
 
 SESSION = "s" * 32
@@ -31,7 +31,7 @@ Answer = TypeVar("Answer")
 @contextmanager
 def scheduler(environ: Mapping[str, str], port: int) -> Iterator[subprocess.Popen[str]]:
     """One that serves, and is gone with the block."""
-    command = [sys.executable, "-m", "runtime", "scheduler"]
+    command = [sys.executable, "-m", "samebits", "scheduler"]
     whole = {**os.environ, **environ, "SCHED_PORT": str(port)}
     process = subprocess.Popen(command, env=whole, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:

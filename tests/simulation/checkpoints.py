@@ -8,8 +8,8 @@ from __future__ import annotations
 from bisect import insort
 from typing import Protocol
 
-from runtime.core.point import Point
-from runtime.store.checkpoint import disposable, tellable
+from samebits.core.point import Point
+from samebits.store.checkpoint import disposable, tellable
 
 
 class Holder(Protocol):

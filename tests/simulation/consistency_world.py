@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from runtime.core.agent import AgentCore, AgentPolicy
-from runtime.core.agent_events import (
+from samebits.core.agent import AgentCore, AgentPolicy
+from samebits.core.agent_events import (
     AgentEvent,
     Began,
     BreakGroup,
@@ -34,12 +34,12 @@ from runtime.core.agent_events import (
     Seated,
     Trains,
 )
-from runtime.core.ledger import Mend, Policy
-from runtime.core.messages import FINAL, Digest, FromScheduler, FromWorker, GenerationStarted, Process
-from runtime.core.point import Point
-from runtime.core.records import GenerationCommitted, JobInterrupted, Record, RolledBack
-from runtime.core.scheduler import Closed, Received, SchedulerCore, Tick
-from runtime.core.state import JobState
+from samebits.core.ledger import Mend, Policy
+from samebits.core.messages import FINAL, Digest, FromScheduler, FromWorker, GenerationStarted, Process
+from samebits.core.point import Point
+from samebits.core.records import GenerationCommitted, JobInterrupted, Record, RolledBack
+from samebits.core.scheduler import Closed, Received, SchedulerCore, Tick
+from samebits.core.state import JobState
 
 EVERY, LAST, SAVES = 7, 40, 15
 MOST_DIGESTS = 12

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime.core.messages import Copy
-from runtime.core.point import Point
-from runtime.store.checkpoint import is_abandoned
+from samebits.core.messages import Copy
+from samebits.core.point import Point
+from samebits.store.checkpoint import is_abandoned
 
 if TYPE_CHECKING:
     from tests.simulation.worker import Worker

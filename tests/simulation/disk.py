@@ -1,4 +1,4 @@
-"""A file system in memory that crashes as badly as fsync(2) allows, below the real code of ``runtime.store``.
+"""A file system in memory that crashes as badly as fsync(2) allows, below the real code of ``samebits.store``.
 
 Here: files, names, the page cache, and the calls of ``os`` and ``pathlib`` that the journal makes; never what is in it.
 The one idea: every call that changes something is a place to die before, inside or after, or to be refused by the
@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from runtime.store import durable, journal
+from samebits.store import durable, journal
 
 SECTOR_BYTES = 512
 ABOVE = ".."  # the folder's own folder: it exists, and nothing ever happens to it
@@ -141,7 +141,7 @@ class Disk:
         return self._names.get(name)
 
     def mounted(self) -> Mounted:
-        """Within the block the code of ``runtime.store`` works on this disk."""
+        """Within the block the code of ``samebits.store`` works on this disk."""
         return Mounted(self.os)
 
     # ---- calls that change something

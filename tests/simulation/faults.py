@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from runtime.core.lines import may_be_replaced, number_of, root_of, successor_of
-from runtime.core.messages import (
+from samebits.core.lines import may_be_replaced, number_of, root_of, successor_of
+from samebits.core.messages import (
     Activity,
     Credential,
     FromWorker,
@@ -26,8 +26,8 @@ from runtime.core.messages import (
     Register,
     RoundId,
 )
-from runtime.core.point import Point
-from runtime.core.replacements import proof_of
+from samebits.core.point import Point
+from samebits.core.replacements import proof_of
 from tests.simulation.main_thread import ENDED_KINDS, FIRST_STEPS, PAUSE_S, Kind
 from tests.simulation.mix import Mix, Naming
 from tests.simulation.worker import NUMERICS, PROTOCOL, Oddity, process_on

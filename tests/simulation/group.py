@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from runtime.core.messages import Place
+from samebits.core.messages import Place
 
 if TYPE_CHECKING:
     from tests.simulation.worker import Worker

@@ -16,12 +16,12 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from runtime.core.anomalies import Band
-from runtime.core.health import HealthWatch, Limit, Reading
-from runtime.core.ledger import Policy
-from runtime.core.messages import Activity, GiveUp, Heartbeat, Phase, Progress, Sign, Still
-from runtime.core.records import SeatLost
-from runtime.core.scheduler import Received, SchedulerCore, Stalled, Tick
+from samebits.core.anomalies import Band
+from samebits.core.health import HealthWatch, Limit, Reading
+from samebits.core.ledger import Policy
+from samebits.core.messages import Activity, GiveUp, Heartbeat, Phase, Progress, Sign, Still
+from samebits.core.records import SeatLost
+from samebits.core.scheduler import Received, SchedulerCore, Stalled, Tick
 from tests.core.house import House, policy
 
 RANKS = 4

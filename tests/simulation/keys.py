@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from runtime.core import agent_events
-from runtime.core.agent_events import Answered, GaveUp, KeyAsk
-from runtime.core.key_records import SCHEMA, KeyRecord
-from runtime.core.messages import KeyAnswer, KeyOp
-from runtime.core.scheduler import SchedulerCore
-from runtime.core.values import replace
+from samebits.core import agent_events
+from samebits.core.agent_events import Answered, GaveUp, KeyAsk
+from samebits.core.key_records import SCHEMA, KeyRecord
+from samebits.core.messages import KeyAnswer, KeyOp
+from samebits.core.scheduler import SchedulerCore
+from samebits.core.values import replace
 from tests.core.linearizability import Called
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ import random
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from runtime.core.messages import FromScheduler, FromWorker
+from samebits.core.messages import FromScheduler, FromWorker
 
 if TYPE_CHECKING:
     from tests.simulation.mix import Mix

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime.core.point import Point
+from samebits.core.point import Point
 
 if TYPE_CHECKING:
     from tests.simulation.worker import Worker

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from runtime.core.messages import GiveUp
+from samebits.core.messages import GiveUp
 
 if TYPE_CHECKING:
     from tests.simulation.world import World

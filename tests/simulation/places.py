@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from runtime.core.ready import Ready
-from runtime.core.records import Record
-from runtime.core.scheduler import Event, SchedulerCore
+from samebits.core.ready import Ready
+from samebits.core.records import Record
+from samebits.core.scheduler import Event, SchedulerCore
 
 if TYPE_CHECKING:
     from tests.simulation.group import Group

@@ -1,6 +1,6 @@
 """RECOVERY_PATH in the simulation: the real journal over the simulated disk, and the lock beside it.
 
-The lock is modelled (the kernel's: it ends with its holder), the journal is ``runtime.store.journal`` itself. The one
+The lock is modelled (the kernel's: it ends with its holder), the journal is ``samebits.store.journal`` itself. The one
 idea: this side remembers which bytes the journal must hold, so whatever a crash leaves is compared with what may be
 left: everything whose append returned, and of the append in progress all or nothing.
 """
@@ -11,9 +11,9 @@ import random
 from collections.abc import Sequence
 from functools import lru_cache
 
-from runtime.core.records import SCHEMA, Record, TrainingFinished
-from runtime.errors import JournalDamagedError, ProtocolError
-from runtime.store.journal import Journal
+from samebits.core.records import SCHEMA, Record, TrainingFinished
+from samebits.errors import JournalDamagedError, ProtocolError
+from samebits.store.journal import Journal
 from tests.simulation.disk import Disk
 from tests.simulation.trace import Violation
 

@@ -13,14 +13,14 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
-from runtime.core.hangs import Doing, Sight
-from runtime.core.key_records import KeyRecord
-from runtime.core.messages import EndKind, FromScheduler, FromWorker
-from runtime.core.ready import Ended, Ready, Send
-from runtime.core.records import Record
-from runtime.core.scheduler import Closed, Decided, Event, Received, SchedulerCore, Seen, Stalled, StopRequested, Tick
-from runtime.core.state import JobState
-from runtime.errors import StoreError
+from samebits.core.hangs import Doing, Sight
+from samebits.core.key_records import KeyRecord
+from samebits.core.messages import EndKind, FromScheduler, FromWorker
+from samebits.core.ready import Ended, Ready, Send
+from samebits.core.records import Record
+from samebits.core.scheduler import Closed, Decided, Event, Received, SchedulerCore, Seen, Stalled, StopRequested, Tick
+from samebits.core.state import JobState
+from samebits.errors import StoreError
 from tests.simulation.disk import Killed
 from tests.simulation.network import Connection
 from tests.simulation.recovery_path import RecoveryPath

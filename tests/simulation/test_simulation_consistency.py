@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from runtime.core import consistency
-from runtime.core.consistency import Consistency
-from runtime.core.equality import Difference, Equality
-from runtime.core.ledger import Mend
-from runtime.core.messages import Digests
-from runtime.core.point import Point
-from runtime.core.records import JobInterrupted, Record, RolledBack
-from runtime.core.rendezvous import Rendezvous
-from runtime.core.scheduler import SchedulerCore
-from runtime.core.state import JobState, Seat
-from runtime.core.witnesses import Witnesses
+from samebits.core import consistency
+from samebits.core.consistency import Consistency
+from samebits.core.equality import Difference, Equality
+from samebits.core.ledger import Mend
+from samebits.core.messages import Digests
+from samebits.core.point import Point
+from samebits.core.records import JobInterrupted, Record, RolledBack
+from samebits.core.rendezvous import Rendezvous
+from samebits.core.scheduler import SchedulerCore
+from samebits.core.state import JobState, Seat
+from samebits.core.witnesses import Witnesses
 from tests.simulation.consistency_world import ConsistencyWorld, Plan, Wrong, drawn, hunt
 
 SEEDS = 60

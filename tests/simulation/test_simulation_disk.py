@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from runtime.errors import StoreError
-from runtime.store.journal import Journal
+from samebits.errors import StoreError
+from samebits.store.journal import Journal
 from tests.simulation.disk import Disk, Killed
 from tests.simulation.recovery_path import RecoveryPath
 from tests.simulation.trace import Violation

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from runtime.core.scheduler import SchedulerCore
+from samebits.core.scheduler import SchedulerCore
 from tests.simulation.minimise import minimised
 from tests.simulation.mutants.of_core import NoCoolDown
 from tests.simulation.runs import run_seed

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from runtime.core.agent_events import Felt
-from runtime.core.health import HealthWatch, Limit, Reading
-from runtime.core.messages import Sign
+from samebits.core.agent_events import Felt
+from samebits.core.health import HealthWatch, Limit, Reading
+from samebits.core.messages import Sign
 
 if TYPE_CHECKING:
     from tests.simulation.worker import Worker

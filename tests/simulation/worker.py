@@ -11,8 +11,8 @@ import enum
 from collections import deque
 from typing import TYPE_CHECKING
 
-from runtime.core.agent import AgentPolicy
-from runtime.core.agent_events import (
+from samebits.core.agent import AgentPolicy
+from samebits.core.agent_events import (
     Addressed,
     AgentEvent,
     Answered,
@@ -44,8 +44,8 @@ from runtime.core.agent_events import (
     Spoke,
     Trains,
 )
-from runtime.core.lines import number_of
-from runtime.core.messages import (
+from samebits.core.lines import number_of
+from samebits.core.messages import (
     FINAL,
     PROTOCOL,
     Digest,
@@ -57,9 +57,9 @@ from runtime.core.messages import (
     Register,
     RoundId,
 )
-from runtime.core.point import Point
-from runtime.core.replacements import proof_of
-from runtime.core.values import replace
+from samebits.core.point import Point
+from samebits.core.replacements import proof_of
+from samebits.core.values import replace
 from tests.simulation.group import blob_of
 from tests.simulation.main_thread import MainThread
 from tests.simulation.network import Connection

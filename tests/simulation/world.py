@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from runtime.core.agent import AgentCore
-from runtime.core.ledger import Policy
-from runtime.core.messages import EndKind
-from runtime.core.ready import Ready
-from runtime.core.records import JobRebuilt, Record
-from runtime.core.replacements import TOKEN_BYTES
-from runtime.core.scheduler import Event, SchedulerCore
+from samebits.core.agent import AgentCore
+from samebits.core.ledger import Policy
+from samebits.core.messages import EndKind
+from samebits.core.ready import Ready
+from samebits.core.records import JobRebuilt, Record
+from samebits.core.replacements import TOKEN_BYTES
+from samebits.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.witness import Witness
 from tests.simulation.checkpoints import Checkpoints
 from tests.simulation.copies import Copies

@@ -12,9 +12,9 @@ import signal
 import sys
 from pathlib import Path
 
-from runtime.core.point import Point
-from runtime.store.checkpoint import MemoryRoom, Writer, rank_directory
-from runtime.store.lock import DirectoryLock
+from samebits.core.point import Point
+from samebits.store.checkpoint import MemoryRoom, Writer, rank_directory
+from samebits.store.lock import DirectoryLock
 from tests.store.points import JOB
 from tests.store.slots import fill_numbered
 

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.core.point import Point
-from runtime.store.checkpoint import PointHeader, TensorPart, prune, rank_directory, write_point
-from runtime.store.journal import Journal
+from samebits.core.point import Point
+from samebits.store.checkpoint import PointHeader, TensorPart, prune, rank_directory, write_point
+from samebits.store.journal import Journal
 from tests.store.disk_faults import Disk, interposed, kill_this_process
 from tests.store.points import JOB
 

@@ -6,8 +6,8 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from runtime.core.point import Point
-from runtime.store.checkpoint import (
+from samebits.core.point import Point
+from samebits.store.checkpoint import (
     BITS_BY_DTYPE,
     FoundPoint,
     PointHeader,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runtime.store.checkpoint import Manifest, MemoryRoom, TensorPart, encode_header, encode_manifest
-from runtime.store.checkpoint.memory import sealed_buffer
+from samebits.store.checkpoint import Manifest, MemoryRoom, TensorPart, encode_header, encode_manifest
+from samebits.store.checkpoint.memory import sealed_buffer
 from tests.store.points import CHUNK_BYTES, LAYOUT, TREE, header_of
 
 COUNT = 96

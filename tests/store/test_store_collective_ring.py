@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime.store.collective_ring import (
+from samebits.store.collective_ring import (
     _PLACES_AT,
     _SIZE,
     DTYPES,
@@ -28,7 +28,7 @@ from runtime.store.collective_ring import (
     contents_of,
     read,
 )
-from runtime.store.process_identity import ProcessIdentity
+from samebits.store.process_identity import ProcessIdentity
 
 FLOAT32 = DTYPES.index("float32")
 WORLD = "0", "default_pg", range(3)
@@ -167,7 +167,7 @@ def test_nonsense_is_no_record(ring: Ring) -> None:
 
 LAUNCHES = """
 import os, re
-from runtime.store.collective_ring import open_ring
+from samebits.store.collective_ring import open_ring
 ring = open_ring()
 assert ring is open_ring()
 ring.begin(2, 3)

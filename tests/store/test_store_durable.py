@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import StoreError
-from runtime.store import durable
+from samebits.errors import StoreError
+from samebits.store import durable
 from tests.store.disk_faults import NO_SPACE, Disk, InterruptedHere, error, interposed, interrupt, names_in
 
 

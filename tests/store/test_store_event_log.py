@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import StoreError
-from runtime.store import event_log
-from runtime.store.event_log import EVENTS_FILE, MOST_PARTS, EventLog, Tail, read_lines
+from samebits.errors import StoreError
+from samebits.store import event_log
+from samebits.store.event_log import EVENTS_FILE, MOST_PARTS, EventLog, Tail, read_lines
 
 
 def log_in(folder: Path, told: list[str] | None = None, part_bytes: int = 1000) -> EventLog:

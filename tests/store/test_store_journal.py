@@ -10,11 +10,11 @@ import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.errors import JournalDamagedError, StoreError
-from runtime.store import journal as journal_module
-from runtime.store import journal_format
-from runtime.store.journal import Journal, read_journal
-from runtime.store.journal_format import FILE_HEAD_BYTES
+from samebits.errors import JournalDamagedError, StoreError
+from samebits.store import journal as journal_module
+from samebits.store import journal_format
+from samebits.store.journal import Journal, read_journal
+from samebits.store.journal_format import FILE_HEAD_BYTES
 from tests.store.disk_faults import names_in
 
 BATCHES = [[b"first", b""], [b"x" * 20], [b"the", b"last", b"batch"]]

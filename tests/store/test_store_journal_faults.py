@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import StoreError
-from runtime.store.journal import Journal
+from samebits.errors import StoreError
+from samebits.store.journal import Journal
 from tests.store.disk_faults import (
     NO_SPACE,
     Call,

@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import LockedError, StoreError
-from runtime.store.lock import DirectoryLock, is_locked, read_holder
-from runtime.store.process_identity import ProcessIdentity
+from samebits.errors import LockedError, StoreError
+from samebits.store.lock import DirectoryLock, is_locked, read_holder
+from samebits.store.process_identity import ProcessIdentity
 from tests.store.disk_faults import NO_SPACE, Disk, interposed
 
 HOLDER = """
 import sys
 from pathlib import Path
-from runtime.store.lock import DirectoryLock
+from samebits.store.lock import DirectoryLock
 lock = DirectoryLock(Path(sys.argv[1]), "scheduler")
 lock.acquire()
 print("locked", flush=True)

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import CheckpointError, StoreError
-from runtime.store import durable
-from runtime.store.checkpoint import scan, verify
-from runtime.store.journal import JOURNAL_FILE, Journal, read_journal
-from runtime.store.lock import HOLDER_FILE, read_holder
-from runtime.store.owner import OWNER_FILE, read_owner
+from samebits.errors import CheckpointError, StoreError
+from samebits.store import durable
+from samebits.store.checkpoint import scan, verify
+from samebits.store.journal import JOURNAL_FILE, Journal, read_journal
+from samebits.store.lock import HOLDER_FILE, read_holder
+from samebits.store.owner import OWNER_FILE, read_owner
 from tests.store.points import JOB, save
 
 

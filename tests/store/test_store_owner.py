@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import ForeignFolderError, StoreError
-from runtime.store.owner import FolderOwner, claim_folder, make_claim_durable, read_owner
+from samebits.errors import ForeignFolderError, StoreError
+from samebits.store.owner import FolderOwner, claim_folder, make_claim_durable, read_owner
 from tests.store.disk_faults import names_in
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import StoreError
-from runtime.store import private
+from samebits.errors import StoreError
+from samebits.store import private
 
 SOMEBODY = 54321  # no user has this number
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import StoreError
-from runtime.store.probe_note import SILENT_S, ProbeNote, State, is_alive, is_ready, read
-from runtime.store.process_identity import ProcessIdentity
+from samebits.errors import StoreError
+from samebits.store.probe_note import SILENT_S, ProbeNote, State, is_alive, is_ready, read
+from samebits.store.process_identity import ProcessIdentity
 
 NOW_S = 1000.0
 ME = ProcessIdentity(7, 42)
@@ -21,7 +21,7 @@ def note(state: State, silent_s: float = 1.0) -> ProbeNote:
 @pytest.mark.parametrize(
     ("found", "lives", "alive", "ready", "says"),
     [
-        (None, False, False, False, "has not come to runtime.init"),
+        (None, False, False, False, "has not come to samebits.init"),
         (note(State.WAITING), True, True, False, "waits for its seat"),
         (note(State.READY), True, True, True, "is in the job"),
         (note(State.READY), False, False, False, "is gone and has not said"),

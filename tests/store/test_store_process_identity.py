@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import StoreError
-from runtime.store import process_identity
-from runtime.store.process_identity import ProcessIdentity, read_pid_file, write_pid_file
+from samebits.errors import StoreError
+from samebits.store import process_identity
+from samebits.store.process_identity import ProcessIdentity, read_pid_file, write_pid_file
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_a_pid_that_nobody_has() -> None:
 def test_a_command_name_with_blanks_and_parentheses_is_read_past(repository: Path) -> None:
     script = (
         "import os; open('/proc/self/comm', 'w').write('a) Z 1 (b')\n"
-        "from runtime.store.process_identity import ProcessIdentity\n"
+        "from samebits.store.process_identity import ProcessIdentity\n"
         "print(ProcessIdentity.current().to_line())"
     )
     result = subprocess.run([sys.executable, "-c", script], cwd=repository, capture_output=True, text=True, check=True)

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.point import Point
-from runtime.errors import ForeignFolderError, StoreError
-from runtime.store import step_log
-from runtime.store.checkpoint.local.folder import point_name
-from runtime.store.step_log import StepLogWriter, read_step_log
-from runtime.store.step_record import LateSamples, LogHeader, NewLine, StepRecord
+from samebits.core.point import Point
+from samebits.errors import ForeignFolderError, StoreError
+from samebits.store import step_log
+from samebits.store.checkpoint.local.folder import point_name
+from samebits.store.step_log import StepLogWriter, read_step_log
+from samebits.store.step_record import LateSamples, LogHeader, NewLine, StepRecord
 from tests.store.disk_faults import NO_SPACE, Disk, error, interposed, kill_this_process
 
 HEADER = LogHeader("job-1", 2, "worker-2")

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.store import step_record
-from runtime.store.step_record import (
+from samebits.store import step_record
+from samebits.store.step_record import (
     Entry,
     History,
     LateSamples,

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.key_value import KeyStore
-from runtime.core.records import MAX_TERM
-from runtime.errors import ClaimRemovedError, StoreError, SupersededError
-from runtime.store import durable
-from runtime.store.journal import Journal, read_journal
-from runtime.store.term_claim import TermClaim, highest_claim, impossible_claims
+from samebits.core.key_value import KeyStore
+from samebits.core.records import MAX_TERM
+from samebits.errors import ClaimRemovedError, StoreError, SupersededError
+from samebits.store import durable
+from samebits.store.journal import Journal, read_journal
+from samebits.store.term_claim import TermClaim, highest_claim, impossible_claims
 from tests.store.disk_faults import Call, Disk, interposed, names_in
 from tests.store.two_schedulers import APPEND, CLAIM, CLAIMS, FOLDER, NEW, OLD, REPLACE, SHORT, violation
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime
+import samebits
 from tests.system.kill_points import KillPoints
 from tests.system.probe import BUCKET_CAP_MB, FEATURES, Shuffled, sha256_of
 
@@ -25,17 +25,17 @@ parser.add_argument("--marks", type=Path, default=Path())
 args = parser.parse_args()
 points = KillPoints(args.kill, args.marks)
 
-runtime.init()
+samebits.init()
 torch.manual_seed(3)
 torch.use_deterministic_algorithms(True)
 data = TensorDataset(torch.randn(1024, FEATURES), torch.randint(0, 10, (1024,)))
-sampler = runtime.ElasticSampler(data, seed=1)
+sampler = samebits.ElasticSampler(data, seed=1)
 loader = DataLoader(data, batch_size=BATCH, sampler=sampler, generator=torch.Generator())
 model = DistributedDataParallel(Shuffled(norm=True), bucket_cap_mb=BUCKET_CAP_MB)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=MICRO_BATCHES // WINDOW)
 scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=5)
-state = runtime.elastic.TorchState(
+state = samebits.elastic.TorchState(
     model,
     optimizer,
     sampler=sampler,
@@ -43,12 +43,12 @@ state = runtime.elastic.TorchState(
     scaler=scaler,
     micro=0,
     rng="per_step",
-    checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=4),
+    checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=4),
 )
 
 
-@runtime.elastic.run
-def train(state: runtime.elastic.TorchState) -> None:
+@samebits.elastic.run
+def train(state: samebits.elastic.TorchState) -> None:
     for batch, (inputs, targets) in enumerate(loader):
         if state.micro == MICRO_BATCHES:
             return

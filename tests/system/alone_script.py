@@ -8,23 +8,23 @@ import signal
 
 import torch
 
-import runtime
+import samebits
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--die", type=int, default=-1)
 options = parser.parse_args()
 
-runtime.init()
+samebits.init()
 model = torch.nn.Linear(4, 1, bias=False)
 torch.nn.init.ones_(model.weight)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-state = runtime.elastic.TorchState(
-    model, optimizer, step=0, checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=5)
+state = samebits.elastic.TorchState(
+    model, optimizer, step=0, checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=5)
 )
 
 
-@runtime.elastic.run
-def train(state: runtime.elastic.TorchState) -> None:
+@samebits.elastic.run
+def train(state: samebits.elastic.TorchState) -> None:
     print(f"from step {state.step}", flush=True)
     while state.step < 20:
         if state.step == options.die:
@@ -39,7 +39,7 @@ def train(state: runtime.elastic.TorchState) -> None:
 
 
 train(state)
-told = runtime.status()
+told = samebits.status()
 assert (told.rank, told.world_size, told.is_alone, told.is_finished) == (0, 1, True, True), told
 assert f"<td>{told.job}</td>" in told._repr_html_()
 print(f"final {state.step} {[value.hex() for value in model.weight.detach().flatten().tolist()]}", flush=True)

@@ -10,24 +10,24 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-import runtime
+import samebits
 
 STEPS, BAD_STEP, BAD_RANK = 20, 12, 1
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--bad", choices=("never", "once", "always"), default="never")
 args = parser.parse_args()
-runtime.init()
+samebits.init()
 torch.manual_seed(3)
 model = torch.nn.Linear(4, 2)
 ddp = DistributedDataParallel(model)
 optimizer = torch.optim.Adam(ddp.parameters(), lr=0.01)
-state = runtime.elastic.TorchState(ddp, optimizer, step=0)
+state = samebits.elastic.TorchState(ddp, optimizer, step=0)
 
 
 def is_bad() -> bool:
     """Whether this rank's device errs here and now."""
-    if args.bad == "never" or state.step != BAD_STEP or runtime.get_rank() != BAD_RANK:
+    if args.bad == "never" or state.step != BAD_STEP or samebits.get_rank() != BAD_RANK:
         return False
     mark = Path("has-erred")
     if args.bad == "once" and mark.exists():
@@ -36,11 +36,11 @@ def is_bad() -> bool:
     return True
 
 
-@runtime.elastic.run
-def train(state: runtime.elastic.TorchState) -> None:
+@samebits.elastic.run
+def train(state: samebits.elastic.TorchState) -> None:
     while state.step < STEPS:
         optimizer.zero_grad()
-        inputs = torch.arange(4.0) * (state.step % 7) + runtime.get_rank()
+        inputs = torch.arange(4.0) * (state.step % 7) + samebits.get_rank()
         loss = F.mse_loss(ddp(inputs), torch.ones(2))
         if is_bad():
             loss = loss * float("nan")

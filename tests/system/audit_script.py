@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-import runtime
+import samebits
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--wrong", default="-1:0", help="RANK:STEP")
@@ -27,7 +27,7 @@ parser.add_argument("--aside", action="store_true")
 arguments = parser.parse_args()
 wrong_rank, wrong_step = map(int, arguments.wrong.split(":"))
 
-runtime.init()
+samebits.init()
 torch.manual_seed(1)
 
 
@@ -45,15 +45,15 @@ class Net(torch.nn.Sequential):
 net = Net(torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.Dropout(0.2), torch.nn.Linear(32, 4))
 model = DistributedDataParallel(net)
 optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-checkpoint = runtime.CheckpointConfig(save_checkpoint_steps=20, keep_checkpoint_max=20)
-state = runtime.elastic.TorchState(model, optimizer, step=0, checkpoint=checkpoint)
+checkpoint = samebits.CheckpointConfig(save_checkpoint_steps=20, keep_checkpoint_max=20)
+state = samebits.elastic.TorchState(model, optimizer, step=0, checkpoint=checkpoint)
 trains, has_erred = False, False
 
 
 def err(gradient: torch.Tensor) -> torch.Tensor | None:
     """This device errs, in training or in what it computes for another rank."""
     global has_erred
-    rank = runtime.get_rank()
+    rank = samebits.get_rank()
     if not trains and os.environ.get("DIES") == str(rank):
         os.kill(os.getpid(), signal.SIGKILL)
     in_step = rank == wrong_rank and (trains or arguments.always) and state.step + 1 >= wrong_step
@@ -69,12 +69,12 @@ def err(gradient: torch.Tensor) -> torch.Tensor | None:
 net[0].weight.register_hook(err)
 
 
-@runtime.elastic.run
-def train(state: runtime.elastic.TorchState) -> None:
+@samebits.elastic.run
+def train(state: samebits.elastic.TorchState) -> None:
     global trains
     while state.step < arguments.steps:
         optimizer.zero_grad()
-        inputs = torch.sin(torch.arange(8 * 16).reshape(8, 16) * (state.step + 1.0) + runtime.get_rank())
+        inputs = torch.sin(torch.arange(8 * 16).reshape(8, 16) * (state.step + 1.0) + samebits.get_rank())
         loss = F.cross_entropy(model(inputs), torch.arange(8) % 4)
         if arguments.aside:
             loss = loss + net.aside

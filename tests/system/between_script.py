@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import runtime
+import samebits
 from tests.system.kill_points import KillPoints
 from tests.system.probe import sha256_of
 
@@ -56,7 +56,7 @@ class Trained:
         self.average = copy.deepcopy(self.generator)
         self.early = [one.data for one in self.generator.parameters()] if args.swap == "early" else []
         self.generator[0].requires_grad_(False)
-        self.state = runtime.elastic.TorchState(
+        self.state = samebits.elastic.TorchState(
             self.both[0],
             self.optimizers[0],
             discriminator=self.both[1],
@@ -64,10 +64,10 @@ class Trained:
             average=self.average,
             rng="per_step",
             seed=3,
-            checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=4, keep_checkpoint_max=2),
+            checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=4, keep_checkpoint_max=2),
         )
 
-    def train(self, state: runtime.elastic.TorchState) -> None:
+    def train(self, state: samebits.elastic.TorchState) -> None:
         """What runs under ``elastic.run``."""
         while state.completed_steps < STEPS:
             done = state.completed_steps
@@ -158,10 +158,10 @@ def main() -> None:
     args = parser.parse_args()
     points = KillPoints(args.kill, args.marks)
     points.install()
-    runtime.init()
+    samebits.init()
     torch.use_deterministic_algorithms(True)
     trained = Trained(args, points)
-    runtime.elastic.run(trained.train)(trained.state)
+    samebits.elastic.run(trained.train)(trained.state)
     whole = nn.ModuleList([trained.generator, trained.discriminator, trained.average])
     print(f"final step={trained.state.completed_steps} sha256={sha256_of(whole)}", flush=True)
 

@@ -8,32 +8,32 @@ import time
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
-import runtime
-from runtime.errors import UnequalError
+import samebits
+from samebits.errors import UnequalError
 
 PAUSE = 3  # after so many steps all wait for a loss, so that every survivor goes on from its own memory
 CHANGED = 0  # the rank that does it
 FIRST = 2  # the rank that finds out long before the others look
 
-runtime.init()
+samebits.init()
 model = DistributedDataParallel(torch.nn.Linear(4, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-state = runtime.elastic.TorchState(
-    model, optimizer, rng="per_step", checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=100)
+state = samebits.elastic.TorchState(
+    model, optimizer, rng="per_step", checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=100)
 )
 
 
 @torch.no_grad()
 def change() -> None:
-    if runtime.get_rank() == CHANGED:
+    if samebits.get_rank() == CHANGED:
         model.module.bias += 1.0
 
 
 state.register_reset_callbacks([change])
 
 
-@runtime.elastic.run
-def train(state: runtime.elastic.TorchState) -> None:
+@samebits.elastic.run
+def train(state: samebits.elastic.TorchState) -> None:
     begun_at = state.completed_steps
     print(f"pid {os.getpid()} begins at step {state.completed_steps}", flush=True)
     while True:
@@ -42,7 +42,7 @@ def train(state: runtime.elastic.TorchState) -> None:
             time.sleep(0.01)
         optimizer.zero_grad()
         model(torch.ones(4)).sum().backward()
-        if begun_at > 0 and runtime.get_rank() != FIRST:
+        if begun_at > 0 and samebits.get_rank() != FIRST:
             time.sleep(1.0)
         print(f"looks at {time.monotonic()}", flush=True)
         optimizer.step()

@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from runtime.core.node_check import Figures, Sum
-from runtime.training.process import node_check, preflight
+from samebits.core.node_check import Figures, Sum
+from samebits.training.process import node_check, preflight
 
 SICK = os.environ.get("SICK", "")
 machine = os.environ.get("MACHINE", os.environ.get("NODE_ID", "")).encode()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable, Sequence
 
-from runtime.store.checkpoint import SHARED_MEMORY
-from runtime.store.checkpoint.memory.memory_room import room_path
+from samebits.store.checkpoint import SHARED_MEMORY
+from samebits.store.checkpoint.memory.memory_room import room_path
 from tests.system.job import Job
 from tests.system.kill_list import GATE, MIDDLE, STEPS, TRAINED
 

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime
+import samebits
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--what", choices=("weight", "moment"), default="weight")
@@ -41,21 +41,21 @@ def mine(pairs: list[str]) -> set[int]:
 flips, deaths = mine(arguments.flip), mine(arguments.die)
 flipped = 0
 
-runtime.init()
+samebits.init()
 torch.manual_seed(1)
 torch.use_deterministic_algorithms(True)
 data = TensorDataset(torch.randn(480, 16), torch.randint(0, 4, (480,)))
-sampler = runtime.elastic.ElasticSampler(data, shuffle=True, seed=1)
+sampler = samebits.elastic.ElasticSampler(data, shuffle=True, seed=1)
 loader = DataLoader(data, batch_size=8, sampler=sampler, generator=torch.Generator())
 net = torch.nn.Sequential(torch.nn.Linear(16, 32), torch.nn.Dropout(0.2), torch.nn.Linear(32, 4))
 model = DistributedDataParallel(net)
 optimizer = torch.optim.Adam(net.parameters(), lr=0.01)
-state = runtime.elastic.TorchState(
+state = samebits.elastic.TorchState(
     model,
     optimizer,
     sampler=sampler,
     epoch=0,
-    checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=arguments.save_every),
+    checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=arguments.save_every),
 )
 
 
@@ -88,8 +88,8 @@ def die_where_it_is_time() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-@runtime.elastic.run
-def train(state: runtime.elastic.TorchState) -> None:
+@samebits.elastic.run
+def train(state: samebits.elastic.TorchState) -> None:
     """Epochs until there are enough."""
     while state.epoch < arguments.epochs:
         for batch, (inputs, labels) in enumerate(loader):

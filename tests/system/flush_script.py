@@ -6,20 +6,20 @@ from pathlib import Path
 
 import torch
 
-import runtime
+import samebits
 
 STEPS = 6
 
-runtime.init()
+samebits.init()
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.Adam(model.parameters())
-state = runtime.elastic.TorchState(
-    model, optimizer, checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=1, keep_checkpoint_max=STEPS + 1)
+state = samebits.elastic.TorchState(
+    model, optimizer, checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=1, keep_checkpoint_max=STEPS + 1)
 )
 
 
-@runtime.elastic.run
-def train(state: runtime.elastic.TorchState) -> None:
+@samebits.elastic.run
+def train(state: samebits.elastic.TorchState) -> None:
     while state.completed_steps < STEPS:
         optimizer.zero_grad()
         model(torch.ones(4)).sum().backward()
@@ -27,7 +27,7 @@ def train(state: runtime.elastic.TorchState) -> None:
         state.commit()
         if state.completed_steps % 2 == 0:
             state.flush()
-            saved = sorted(path.name for path in Path("ckpt_of_rank", str(runtime.get_rank())).glob("step_*"))
+            saved = sorted(path.name for path in Path("ckpt_of_rank", str(samebits.get_rank())).glob("step_*"))
             print(f"after step {state.completed_steps} flushed {len(saved)} up to {saved[-1]}", flush=True)
 
 

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime
+import samebits
 from tests.system.gate import wait_at_gate
 from tests.system.probe import FEATURES, Shuffled, sha256_of
 
@@ -19,20 +19,20 @@ parser.add_argument("--steps", type=int, default=24)
 parser.add_argument("--gate", type=int, action="append", default=[], help="wait behind so many steps")
 args = parser.parse_args()
 
-runtime.init()
+samebits.init()
 torch.manual_seed(3)
 torch.use_deterministic_algorithms(True)
 data = TensorDataset(torch.randn(SAMPLES, FEATURES), torch.randint(0, 10, (SAMPLES,)))
 model = Shuffled(norm=False)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-sampler = runtime.ElasticSampler(data, seed=1)
-batches = runtime.GlobalBatch(sampler, model.parameters(), size=SIZE, micro=MICRO)
+sampler = samebits.ElasticSampler(data, seed=1)
+batches = samebits.GlobalBatch(sampler, model.parameters(), size=SIZE, micro=MICRO)
 loader = DataLoader(data, batch_sampler=batches, generator=torch.Generator())
-state = runtime.elastic.TorchState(model, optimizer, sampler=sampler, step=0, epoch=0, rng="per_step")
+state = samebits.elastic.TorchState(model, optimizer, sampler=sampler, step=0, epoch=0, rng="per_step")
 
 
-@runtime.elastic.run
-def train(state: runtime.elastic.TorchState) -> None:
+@samebits.elastic.run
+def train(state: samebits.elastic.TorchState) -> None:
     while state.step < args.steps:
         for step in batches.steps(loader):
             if state.step in args.gate:
@@ -43,7 +43,7 @@ def train(state: runtime.elastic.TorchState) -> None:
             optimizer.step()
             state.step += 1
             state.commit()
-            print(f"step {state.step} of {runtime.get_world_size()} loss {loss.hex()}", flush=True)
+            print(f"step {state.step} of {samebits.get_world_size()} loss {loss.hex()}", flush=True)
             if state.step == args.steps:
                 return
         state.epoch += 1

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-import runtime
+import samebits
 
 STEPS = 25
 HANGS_AT = 15  # behind enough steps for the watch to have seen a few
@@ -37,7 +37,7 @@ class Samples(Dataset[torch.Tensor]):
 
 def is_time_for(way: str) -> bool:
     """Whether this rank is to hang here and now; once in a job."""
-    if args.way != way or state.step != HANGS_AT or runtime.get_rank() != HANGING_RANK:
+    if args.way != way or state.step != HANGS_AT or samebits.get_rank() != HANGING_RANK:
         return False
     mark = Path("has-hung")
     if mark.exists():
@@ -66,18 +66,18 @@ def hang() -> None:
 parser = argparse.ArgumentParser()
 parser.add_argument("--way", default="none")
 args = parser.parse_args()
-runtime.init()
+samebits.init()
 torch.manual_seed(3)
 model = torch.nn.Linear(4, 2)
 ddp = DistributedDataParallel(model)
 optimizer = torch.optim.Adam(ddp.parameters(), lr=0.01)
-sampler = runtime.ElasticSampler(range(1000), shuffle=True, seed=5)
+sampler = samebits.ElasticSampler(range(1000), shuffle=True, seed=5)
 loader = DataLoader(Samples(), batch_size=2, sampler=sampler)
-state = runtime.elastic.TorchState(ddp, optimizer, sampler=sampler, step=0)
+state = samebits.elastic.TorchState(ddp, optimizer, sampler=sampler, step=0)
 
 
-@runtime.elastic.run
-def train(state: runtime.elastic.TorchState) -> None:
+@samebits.elastic.run
+def train(state: samebits.elastic.TorchState) -> None:
     for batch, samples in enumerate(loader):
         if state.step == STEPS:
             return

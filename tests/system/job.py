@@ -20,10 +20,10 @@ from typing import TypeVar
 
 import filelock
 
-from runtime.store.checkpoint import SHARED_MEMORY
-from runtime.store.checkpoint.memory.memory_room import room_path
-from runtime.store.owner import read_owner
-from runtime.store.process_identity import ProcessIdentity
+from samebits.store.checkpoint import SHARED_MEMORY
+from samebits.store.checkpoint.memory.memory_room import room_path
+from samebits.store.owner import read_owner
+from samebits.store.process_identity import ProcessIdentity
 from tests.last_look import last_look
 from tests.system.processes import (
     PATIENCE,

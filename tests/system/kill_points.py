@@ -35,12 +35,12 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-import runtime
-from runtime.core.point import Point
-from runtime.service.agent import Agent
-from runtime.store import durable
-from runtime.store.checkpoint import Outcome, Writer
-from runtime.store.checkpoint.local import folder
+import samebits
+from samebits.core.point import Point
+from samebits.service.agent import Agent
+from samebits.store import durable
+from samebits.store.checkpoint import Outcome, Writer
+from samebits.store.checkpoint.local import folder
 
 POLL_S = 0.002
 TOGETHER_WITHIN_S = 60.0
@@ -89,9 +89,9 @@ class KillPoints:
 
     def here(self, point: str, number: int | None = None) -> None:
         """Go, if that was asked for and has not happened yet."""
-        if not self._wanted or runtime.is_spare():
+        if not self._wanted or samebits.is_spare():
             return
-        rank = runtime.get_rank()
+        rank = samebits.get_rank()
         for name in (f"{rank}:{point}", f"{rank}:{point}:{number}"):
             if name in self._wanted and self._is_first(name):
                 self._wait_for_those_who_go_here(name)
@@ -132,7 +132,7 @@ class KillPoints:
         Agent.address_map = address_map  # type: ignore[method-assign, assignment]
 
     def _wrap_restoring(self) -> None:
-        inner_load, inner_begin = runtime.elastic.TorchState.load, runtime.elastic.TorchState.begin
+        inner_load, inner_begin = samebits.elastic.TorchState.load, samebits.elastic.TorchState.begin
 
         def load(state: Any, contents: dict[str, Any], *, own: bool) -> None:
             self.here("receiving", self._generation)
@@ -142,8 +142,8 @@ class KillPoints:
             self.here("restoring", self._generation)
             inner_begin(state, point)
 
-        runtime.elastic.TorchState.load = load  # type: ignore[method-assign, assignment]
-        runtime.elastic.TorchState.begin = begin  # type: ignore[method-assign, assignment]
+        samebits.elastic.TorchState.load = load  # type: ignore[method-assign, assignment]
+        samebits.elastic.TorchState.begin = begin  # type: ignore[method-assign, assignment]
 
     def _wrap_saving(self) -> None:
         inner = durable.publish

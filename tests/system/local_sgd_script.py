@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime
+import samebits
 from tests.system.gate import wait_at_gate
 from tests.system.probe import FEATURES, Shuffled, sha256_of
 
@@ -24,24 +24,24 @@ parser.add_argument("--pause-ms", type=float, default=20.0)
 parser.add_argument("--gate", type=int, default=-1, help="wait behind so many steps until the test opens it")
 args = parser.parse_args()
 
-runtime.init()
+samebits.init()
 torch.manual_seed(3)
 torch.use_deterministic_algorithms(True)
 images, labels = torch.randn(SAMPLES, FEATURES), torch.randint(0, 10, (SAMPLES,))
-sampler = runtime.ElasticSampler(range(SAMPLES), seed=1)
+sampler = samebits.ElasticSampler(range(SAMPLES), seed=1)
 loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, sampler=sampler, generator=torch.Generator())
 model = Shuffled(norm=True)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
 outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True) if args.diloco else None
-state = runtime.elastic.LocalSGD(
-    runtime.elastic.TorchState(model, optimizer, sampler=sampler, rng="per_step", step=0),
+state = samebits.elastic.LocalSGD(
+    samebits.elastic.TorchState(model, optimizer, sampler=sampler, rng="per_step", step=0),
     sync_every=args.sync_every,
     outer_optimizer=outer,
 )
 
 
-@runtime.elastic.run
-def train(state: runtime.elastic.LocalSGD) -> None:
+@samebits.elastic.run
+def train(state: samebits.elastic.LocalSGD) -> None:
     print(f"begins at own step {state.step}, local {state.local_steps}, average {state.completed_steps}", flush=True)
     for batch, (inputs, targets) in enumerate(loader):
         if state.step == args.steps:

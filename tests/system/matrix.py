@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from runtime.errors import FencedError
-from runtime.training.process import sigterm
+from samebits.errors import FencedError
+from samebits.training.process import sigterm
 from tests.system.job import Job
 from tests.system.kill_points import Way, mark_of
 from tests.system.probe import FAILS, gate_of

@@ -10,8 +10,8 @@ import os
 import socket
 from pathlib import Path
 
-from runtime.store import checkpoint
-from runtime.store.process_identity import host_id
+from samebits.store import checkpoint
+from samebits.store.process_identity import host_id
 from tests.system import probe
 
 HOST, MEMORY = "TEST_HOST", "TEST_MEMORY"

@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime
+import samebits
 from tests.system.kill_points import KillPoints, Way, go
 
 WIDTH = 32
@@ -66,7 +66,7 @@ class Probe:
         data = torch.Generator().manual_seed(11)
         images = torch.randn(SAMPLES, FEATURES, generator=data)
         labels = torch.randint(0, 10, (SAMPLES,), generator=data)
-        self.sampler = runtime.ElasticSampler(range(SAMPLES), shuffle=True, seed=5)
+        self.sampler = samebits.ElasticSampler(range(SAMPLES), shuffle=True, seed=5)
         self.loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, sampler=self.sampler)
         self.bare = Shuffled(norm=args.model == "batch-norm")
         self.by_hand = args.model == "by-hand"
@@ -75,7 +75,7 @@ class Probe:
             self.model = DistributedDataParallel(self.bare, bucket_cap_mb=BUCKET_CAP_MB)
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.01)
         self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=7, gamma=0.9)
-        self.state = runtime.elastic.TorchState(
+        self.state = samebits.elastic.TorchState(
             self.model,
             self.optimizer,
             sampler=self.sampler,
@@ -88,9 +88,9 @@ class Probe:
         self.state.register_reset_callbacks([lambda: points.here("reset", self.state.step)])
         self.bare.third.weight.register_hook(lambda _: points.here("backward", self.state.step + 1))
 
-    def train(self, state: runtime.elastic.TorchState) -> None:
+    def train(self, state: samebits.elastic.TorchState) -> None:
         """What runs under ``elastic.run``."""
-        if self.args.fork_rank == runtime.get_rank() and state.step == 0:
+        if self.args.fork_rank == samebits.get_rank() and state.step == 0:
             leave_a_child()
         while state.step < self.last_step():
             for batch, (images, labels) in enumerate(self.loader):
@@ -106,7 +106,7 @@ class Probe:
         said = self.args.marks / LAST_STEP
         return int(said.read_text()) if said.exists() else int(self.args.steps)
 
-    def step(self, state: runtime.elastic.TorchState, batch: int, images: torch.Tensor, labels: torch.Tensor) -> None:
+    def step(self, state: samebits.elastic.TorchState, batch: int, images: torch.Tensor, labels: torch.Tensor) -> None:
         if self.args.fail_at == state.step + 1:
             raise ValueError(f"the probe was told to fail at step {self.args.fail_at}")
         if self.args.gates and state.step % self.args.gates == 0:
@@ -125,14 +125,14 @@ class Probe:
         self.sampler.record_batch(batch, BATCH)
         state.step += 1
         self.points.here("stepped", state.step)
-        if self.args.late_rank == runtime.get_rank() and state.step == self.args.fail_at - 1:
+        if self.args.late_rank == samebits.get_rank() and state.step == self.args.fail_at - 1:
             time.sleep(1.0)
         state.commit()
         said = f"epoch {state.epoch} step {state.step} loss {loss.item():.6f} at {time.monotonic():.6f}"
         print(said + (f" queued {queued_s():.6f}" if self.args.say_queued else ""), flush=True)
         self.points.here("committed", state.step)
 
-    def wait_at_gate(self, state: runtime.elastic.TorchState) -> None:
+    def wait_at_gate(self, state: samebits.elastic.TorchState) -> None:
         """Until the test lets this step begin, or a peer is lost meanwhile."""
         gate = gate_of(self.args.marks, state.step)
         if not gate.exists():
@@ -151,23 +151,25 @@ def main() -> None:
     args = parse_arguments()
     points = KillPoints(args.kill, args.marks)
     points.install()
-    runtime.init()
+    samebits.init()
     if FAILS in os.environ:
         go(Way(os.environ[FAILS]))
     if not dist.is_initialized():  # ENABLE_RECOVERY=0
         dist.init_process_group()
     torch.use_deterministic_algorithms(True)
     probe = Probe(args, points)
-    runtime.elastic.run(probe.train)(probe.state)
+    samebits.elastic.run(probe.train)(probe.state)
     points.here("train_returned")
     print(f"final step={probe.state.step} sha256={sha256_of(probe.bare)}", flush=True)
 
 
-def rhythm(args: argparse.Namespace) -> runtime.CheckpointConfig:
+def rhythm(args: argparse.Namespace) -> samebits.CheckpointConfig:
     """By the clock where seconds are given, else by steps."""
     if args.save_seconds:
-        return runtime.CheckpointConfig(save_checkpoint_seconds=args.save_seconds, keep_checkpoint_max=3)
-    return runtime.CheckpointConfig(save_checkpoint_steps="auto" if args.auto else args.interval, keep_checkpoint_max=3)
+        return samebits.CheckpointConfig(save_checkpoint_seconds=args.save_seconds, keep_checkpoint_max=3)
+    return samebits.CheckpointConfig(
+        save_checkpoint_steps="auto" if args.auto else args.interval, keep_checkpoint_max=3
+    )
 
 
 def leave_a_child() -> None:

@@ -24,7 +24,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Protocol
 
-from runtime.store.process_identity import ProcessIdentity
+from samebits.store.process_identity import ProcessIdentity
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 WARM_START_S = 120.0  # importing torch on a busy machine

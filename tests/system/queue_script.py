@@ -1,4 +1,4 @@
-"""Trains, and each rank takes numbers from a queue that all share: ``runtime.kv.add`` gives each to one rank only."""
+"""Trains, and each rank takes numbers from a queue that all share: ``samebits.kv.add`` gives each to one rank only."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import torch
 import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 
-import runtime
+import samebits
 
 TAKEN_A_STEP = 3
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--steps", type=int, default=20)
 args = parser.parse_args()
-runtime.init()
+samebits.init()
 torch.manual_seed(3)
 model = torch.nn.Linear(4, 2)
 ddp = DistributedDataParallel(model)
 optimizer = torch.optim.Adam(ddp.parameters(), lr=0.01)
-state = runtime.elastic.TorchState(ddp, optimizer, step=0)
+state = samebits.elastic.TorchState(ddp, optimizer, step=0)
 
 
-@runtime.elastic.run
-def train(state: runtime.elastic.TorchState) -> None:
+@samebits.elastic.run
+def train(state: samebits.elastic.TorchState) -> None:
     while state.step < args.steps:
         for _ in range(TAKEN_A_STEP):
-            print(f"took {runtime.kv.add('taken', durable=True)}", flush=True)
+            print(f"took {samebits.kv.add('taken', durable=True)}", flush=True)
         while not Path(f"gate-{state.step}").exists() and state.step in (5, 10):
             time.sleep(0.01)
         optimizer.zero_grad()
@@ -39,9 +39,9 @@ def train(state: runtime.elastic.TorchState) -> None:
         state.step += 1
         state.commit()
         print(f"step {state.step}", flush=True)
-    if runtime.get_rank() == 0:
-        runtime.kv.put("summary", f"step {state.step}", durable=True)
-    print(f"summary {runtime.kv.wait('summary').value}, {runtime.kv.get('taken')} taken", flush=True)
+    if samebits.get_rank() == 0:
+        samebits.kv.put("summary", f"step {state.step}", durable=True)
+    print(f"summary {samebits.kv.wait('summary').value}, {samebits.kv.get('taken')} taken", flush=True)
 
 
 train(state)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime
+import samebits
 from tests.system.gate import wait_at_gate
 from tests.system.probe import BUCKET_CAP_MB, FEATURES, Shuffled, sha256_of
 
@@ -39,31 +39,31 @@ def due(name: str, step: int) -> bool:
     return name in os.environ and step >= int(os.environ[name])
 
 
-runtime.init()
+samebits.init()
 torch.manual_seed(3)
 torch.use_deterministic_algorithms(True)
 images, labels = torch.randn(SAMPLES, FEATURES), torch.randint(0, 10, (SAMPLES,))
-sampler = runtime.ElasticSampler(range(SAMPLES), seed=5)
+sampler = samebits.ElasticSampler(range(SAMPLES), seed=5)
 loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, sampler=sampler, generator=torch.Generator())
 bare = Shuffled(norm=False)
 model = DistributedDataParallel(bare, bucket_cap_mb=BUCKET_CAP_MB)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-state = runtime.elastic.TorchState(
+state = samebits.elastic.TorchState(
     model,
     optimizer,
     sampler=sampler,
     epoch=0,
     step=0,
     rng="per_step",
-    checkpoint=runtime.CheckpointConfig(
+    checkpoint=samebits.CheckpointConfig(
         save_checkpoint_steps=args.interval,
         keep_checkpoint_max=3,
-        step_log=runtime.StepLog(digest_every=args.digest_every, on_divergence=args.on_divergence),
+        step_log=samebits.StepLog(digest_every=args.digest_every, on_divergence=args.on_divergence),
     ),
 )
 
 
-def one_step(state: runtime.elastic.TorchState, batch: int, inputs: torch.Tensor, targets: torch.Tensor) -> None:
+def one_step(state: samebits.elastic.TorchState, batch: int, inputs: torch.Tensor, targets: torch.Tensor) -> None:
     if state.step == args.gate:
         wait_at_gate(args.gate, state.check_host_updates)
     number = state.step + 1
@@ -87,8 +87,8 @@ def one_step(state: runtime.elastic.TorchState, batch: int, inputs: torch.Tensor
     print(f"epoch {state.epoch} step {number} loss 0.0 at {time.monotonic():.6f}", flush=True)
 
 
-@runtime.elastic.run
-def train(state: runtime.elastic.TorchState) -> None:
+@samebits.elastic.run
+def train(state: samebits.elastic.TorchState) -> None:
     while state.step < args.steps:
         for batch, (inputs, targets) in enumerate(loader):
             one_step(state, batch, inputs, targets)

@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime
+import samebits
 from tests.system.kill_points import KillPoints
 from tests.system.probe import BATCH, BUCKET_CAP_MB, FEATURES, SAMPLES, Shuffled, sha256_of
 
@@ -32,7 +32,7 @@ class Rider:
         data = torch.Generator().manual_seed(11)
         images = torch.randn(SAMPLES, FEATURES, generator=data)
         labels = torch.randint(0, 10, (SAMPLES,), generator=data)
-        self.sampler = runtime.ElasticSampler(range(SAMPLES), shuffle=True, seed=5)
+        self.sampler = samebits.ElasticSampler(range(SAMPLES), shuffle=True, seed=5)
         self.loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, sampler=self.sampler)
         self.bare = Shuffled(norm=args.batch_norm)
         module: nn.Module = self.bare
@@ -56,7 +56,7 @@ class Rider:
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(self.optimizers[0], max_lr=0.02, total_steps=args.steps + 1)
         self.scaler = torch.amp.GradScaler("cpu", enabled=args.amp, init_scale=2.0**10, growth_interval=7)
         others = {f"optimizer_{index}": one for index, one in enumerate(self.optimizers[1:], start=1)}
-        self.state = runtime.elastic.TorchState(
+        self.state = samebits.elastic.TorchState(
             self.model,
             self.optimizers[0],
             sampler=self.sampler,
@@ -68,11 +68,11 @@ class Rider:
             step=0,
             micro=0,
             rng="per_step",
-            checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=args.interval, keep_checkpoint_max=3),
+            checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=args.interval, keep_checkpoint_max=3),
             **others,
         )
 
-    def train(self, state: runtime.elastic.TorchState) -> None:
+    def train(self, state: samebits.elastic.TorchState) -> None:
         """What runs under ``elastic.run``."""
         while state.step < self.args.steps:
             for batch, (images, labels) in enumerate(self.loader):
@@ -83,7 +83,7 @@ class Rider:
             self.sampler.set_epoch(state.epoch)
 
     def micro_batch(
-        self, state: runtime.elastic.TorchState, batch: int, images: torch.Tensor, labels: torch.Tensor
+        self, state: samebits.elastic.TorchState, batch: int, images: torch.Tensor, labels: torch.Tensor
     ) -> None:
         ends_window = (state.micro + 1) % self.args.accumulate == 0
         with contextlib.nullcontext() if ends_window or not self.args.no_sync else self.model.no_sync():
@@ -104,7 +104,7 @@ class Rider:
         if ends_window:
             print(f"epoch {state.epoch} step {state.step} loss {loss.item():.6f}", flush=True)
 
-    def step(self, state: runtime.elastic.TorchState) -> None:
+    def step(self, state: samebits.elastic.TorchState) -> None:
         for optimizer in self.optimizers:
             self.scaler.step(optimizer)
         self.scaler.update()
@@ -126,11 +126,11 @@ def main() -> None:
     args = parse_arguments()
     points = KillPoints(args.kill, args.marks)
     points.install()
-    runtime.init()
+    samebits.init()
     torch.use_deterministic_algorithms(True)
     rider = Rider(args, points)
-    runtime.elastic.run(rider.train)(rider.state)
-    average = ",".join(f"{value:.9g}" for value in rider.state.average.tolist()) if runtime.get_rank() == 0 else ""
+    samebits.elastic.run(rider.train)(rider.state)
+    average = ",".join(f"{value:.9g}" for value in rider.state.average.tolist()) if samebits.get_rank() == 0 else ""
     print(f"average {average} history {rider.state.history}", flush=True)
     print(f"final step={rider.state.step} sha256={sha256_of(rider.bare)}", flush=True)
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime
+import samebits
 from tests.system.gate import wait_at_gate
 from tests.system.probe import sha256_of
 
@@ -29,25 +29,25 @@ def main() -> None:
     args = parse_arguments()
     while args.not_while is not None and args.not_while.exists() and os.environ.get("NODE_ID") == args.node:
         time.sleep(0.01)
-    runtime.init()
+    samebits.init()
     torch.manual_seed(7)
     torch.use_deterministic_algorithms(True)
     data = TensorDataset(torch.arange(SAMPLES), torch.randn(SAMPLES, 8), torch.randint(0, 4, (SAMPLES,)))
-    sampler = runtime.ElasticSampler(range(SAMPLES), shuffle=True, seed=5)
+    sampler = samebits.ElasticSampler(range(SAMPLES), shuffle=True, seed=5)
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
     bare = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 4))
     model = DistributedDataParallel(bare)
-    optimizer = torch.optim.SGD(model.parameters(), lr=RATE * runtime.get_world_size(), momentum=0.9)
-    state = runtime.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, rng="per_step")
+    optimizer = torch.optim.SGD(model.parameters(), lr=RATE * samebits.get_world_size(), momentum=0.9)
+    state = samebits.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, rng="per_step")
 
     def world_changed() -> None:
         for group in optimizer.param_groups:
-            group["lr"] = RATE * runtime.get_world_size()
+            group["lr"] = RATE * samebits.get_world_size()
 
     state.register_reset_callbacks([world_changed])
 
-    @runtime.elastic.run
-    def train(state: runtime.elastic.TorchState) -> None:
+    @samebits.elastic.run
+    def train(state: samebits.elastic.TorchState) -> None:
         while state.epoch < args.epochs:
             if state.epoch in args.gate:
                 wait_at_gate(state.epoch, state.check_host_updates)
@@ -63,8 +63,8 @@ def main() -> None:
             state.epoch += 1
             sampler.set_epoch(state.epoch)
 
-    def say(state: runtime.elastic.TorchState, indices: torch.Tensor, rate: float) -> None:
-        step, size = state.completed_steps, runtime.get_world_size()
+    def say(state: samebits.elastic.TorchState, indices: torch.Tensor, rate: float) -> None:
+        step, size = state.completed_steps, samebits.get_world_size()
         samples = ",".join(map(str, indices.tolist()))
         print(f"epoch {state.epoch} step {step} of {size} lr {rate:.6f} samples {samples}", flush=True)
         death = Path(f"died-{os.environ['NODE_ID']}:{step}")

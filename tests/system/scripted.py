@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from runtime.store.process_identity import ProcessIdentity, read_pid_file
+from samebits.store.process_identity import ProcessIdentity, read_pid_file
 from tests.system.job import FINISH_S, PROBE, WAIT_S, JobFolder
 from tests.system.processes import REPOSITORY, environment_of_tests, lines_of, signal_process
 

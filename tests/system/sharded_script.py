@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
-import runtime
+import samebits
 from tests.system.kill_points import KillPoints
 
 FEATURES = 13
@@ -74,18 +74,18 @@ def main() -> None:
 
     points = KillPoints(args.kill, args.marks)
     points.install()
-    runtime.init()
+    samebits.init()
     if not dist.is_initialized():  # ENABLE_RECOVERY=0: fully_shard does it all, in a world of that size
         dist.init_process_group()
     torch.manual_seed(3)
     torch.use_deterministic_algorithms(True)
     images, labels = torch.randn(SAMPLES, FEATURES), torch.randint(0, 5, (SAMPLES,))
-    sampler = runtime.ElasticSampler(range(SAMPLES), shuffle=True, seed=1)
+    sampler = samebits.ElasticSampler(range(SAMPLES), shuffle=True, seed=1)
     loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, sampler=sampler, generator=torch.Generator())
     model = sharded()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.9)
-    state = runtime.elastic.TorchState(
+    state = samebits.elastic.TorchState(
         model,
         optimizer,
         sampler=sampler,
@@ -93,14 +93,14 @@ def main() -> None:
         epoch=0,
         step=0,
         rng=args.rng,
-        checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=args.interval, keep_checkpoint_max=3),
+        checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=args.interval, keep_checkpoint_max=3),
     )
     model.second.register_full_backward_hook(lambda *_: points.here("backward", state.step + 1))
     if args.begin_with is not None:
-        runtime.elastic.load_dcp(state, args.begin_with)
+        samebits.elastic.load_dcp(state, args.begin_with)
 
-    @runtime.elastic.run
-    def train(state: runtime.elastic.TorchState) -> str:
+    @samebits.elastic.run
+    def train(state: samebits.elastic.TorchState) -> str:
         while state.step < args.steps:
             for batch, (inputs, targets) in enumerate(loader):
                 time.sleep(args.pause_ms / 1000)

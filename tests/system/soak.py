@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from runtime.store.process_identity import ProcessIdentity
+from samebits.store.process_identity import ProcessIdentity
 from tests.system.job import Job, is_writer
 from tests.system.probe import gate_of
 from tests.system.processes import Running, signal_process

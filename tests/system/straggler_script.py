@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
-import runtime
+import samebits
 
 LAST_STEP = Path("last-step")
 SAMPLES = 1 << 20
@@ -45,19 +45,19 @@ parser.add_argument("--steps", type=int)
 parser.add_argument("--sample-s", type=float, default=0.0)
 parser.add_argument("--slow-node", default="")
 args = parser.parse_args()
-runtime.init()
+samebits.init()
 torch.manual_seed(3)
 model = torch.nn.Linear(4, 2)
 ddp = DistributedDataParallel(model)
 optimizer = torch.optim.Adam(ddp.parameters(), lr=0.01)
-sampler = runtime.ElasticSampler(range(SAMPLES), shuffle=False)
+sampler = samebits.ElasticSampler(range(SAMPLES), shuffle=False)
 slowness = 4 if os.environ.get("NODE_ID") == args.slow_node else 1
 loader = DataLoader(Samples(args.sample_s * slowness), batch_size=1, sampler=sampler)
-state = runtime.elastic.TorchState(ddp, optimizer, sampler=sampler, step=0)
+state = samebits.elastic.TorchState(ddp, optimizer, sampler=sampler, step=0)
 
 
-@runtime.elastic.run
-def train(state: runtime.elastic.TorchState) -> None:
+@samebits.elastic.run
+def train(state: samebits.elastic.TorchState) -> None:
     for batch, samples in enumerate(loader):
         if state.step == last_step():
             return

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import AnomalyError
+from samebits.errors import AnomalyError
 from tests.system.job import Job
 
 pytestmark = pytest.mark.system

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import UnequalError
+from samebits.errors import UnequalError
 from tests.system.job import Job
 from tests.system.scripted import ScriptJob
 

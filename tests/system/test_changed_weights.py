@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import UnequalError
+from samebits.errors import UnequalError
 from tests.system.job import Job
 
 pytestmark = pytest.mark.system

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.__main__ import main
+from samebits.__main__ import main
 from tests.system.job import Job
 
 pytestmark = pytest.mark.system

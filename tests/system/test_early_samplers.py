@@ -15,18 +15,18 @@ SCRIPT = """\
 import torch
 from torch.utils.data import DistributedSampler
 
-import runtime
+import samebits
 
-runtime.init()
+samebits.init()
 try:
     DistributedSampler(range(10))
 except Exception as error:
     print(type(error).__name__, error, flush=True)
 model = torch.nn.Linear(4, 2)
-state = runtime.elastic.TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+state = samebits.elastic.TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-@runtime.elastic.run
+@samebits.elastic.run
 def train(state):
     print("inside", list(DistributedSampler(range(10), shuffle=False)), flush=True)
     state.commit()
@@ -47,7 +47,7 @@ def test_torchs_sampler_divides_the_samples_or_says_why_not(new_job: Callable[..
         part = rf"\[{', '.join(map(str, range(rank, 10, 2)))}\]"
         assert job.matches(
             rank,
-            r"^UsageError script\.py:8: a DistributedSampler without num_replicas and rank before runtime\.elastic",
+            r"^UsageError script\.py:8: a DistributedSampler without num_replicas and rank before samebits\.elastic",
         )
         assert job.matches(rank, f"^inside {part}")
         assert job.matches(rank, f"^after {part}")

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from runtime import config
-from runtime.core.records import SCHEMA, PointCommitted
-from runtime.errors import JobStoppedError, PointsLostError
-from runtime.ops.scheduler_link import SchedulerLink
-from runtime.store.journal import read_journal
+from samebits import config
+from samebits.core.records import SCHEMA, PointCommitted
+from samebits.errors import JobStoppedError, PointsLostError
+from samebits.ops.scheduler_link import SchedulerLink
+from samebits.store.journal import read_journal
 from tests.system.job import WAIT_S, Job, JobFolder
 from tests.system.kill_list import GATE, GATED, INTERVAL, MIDDLE, STEPS, TRAINED
 from tests.system.scripted import SCHEDULER, ScriptJob

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import JobFailedError, ScriptFailedError, UntrainedError
+from samebits.errors import JobFailedError, ScriptFailedError, UntrainedError
 from tests.system.job import Job
 
 pytestmark = pytest.mark.system
@@ -17,9 +17,9 @@ import sys
 
 import torch
 
-import runtime
+import samebits
 
-runtime.init()
+samebits.init()
 
 
 def give(code):
@@ -33,10 +33,10 @@ def end_with(code):
 """
 TRAINING = """\
 model = torch.nn.Linear(4, 2)
-state = runtime.elastic.TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1))
+state = samebits.elastic.TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1))
 
 
-@runtime.elastic.run
+@samebits.elastic.run
 def train(state):
     state.commit()
     {}
@@ -116,7 +116,7 @@ def test_a_script_that_never_calls_elastic_run_has_finished_nothing(
 ) -> None:
     job, worker, scheduler = ended(text)
     assert (worker, scheduler) == (UntrainedError.exit_code, UntrainedError.exit_code)
-    assert job.matches(0, r"^samebits: worker 0 trained alone: runtime\.elastic\.run was never called\. Fix: ")
+    assert job.matches(0, r"^samebits: worker 0 trained alone: samebits\.elastic\.run was never called\. Fix: ")
     assert job.matches("scheduler", "the job ends: every worker left before training began: its script never called")
     assert not job.matches("scheduler", "job finished")
 
@@ -126,7 +126,7 @@ def test_an_exit_with_0_inside_the_training_function_has_finished_nothing(
 ) -> None:
     job, worker, scheduler = ended(TRAINING.format("sys.exit(0)"))
     assert (worker, scheduler) == (UntrainedError.exit_code, ScriptFailedError.exit_code)
-    assert job.matches("scheduler", "its program ended with status 0 inside runtime.elastic.run: return from")
+    assert job.matches("scheduler", "its program ended with status 0 inside samebits.elastic.run: return from")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.errors import FencedError
+from samebits.errors import FencedError
 from tests.system.job import WAIT_S, Job
 from tests.system.kill_list import GATE, GATED, MIDDLE, TRAINED
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import StuckError
+from samebits.errors import StuckError
 from tests.system.job import Job
 from tests.system.processes import REPOSITORY
 
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.system
 SCRIPT = Path(__file__).with_name("hang_script.py")
 WATCHED = {"STEP_TIMEOUT": "4", "HEARTBEAT_INTERVAL": "0.2", "REGISTER_COOLDOWN": "0"}
 HUNG = 1
-FR = ("runtime", "stack", "--fr", "fr")
+FR = ("samebits", "stack", "--fr", "fr")
 
 
 def called(job: Job, *module: str) -> str:
@@ -76,7 +76,7 @@ def test_with_tell_it_is_only_said_and_the_stacks_of_all_ranks_are_to_be_had(
     job = new_job("--way", "busy", script=SCRIPT, workers=2, settings={**WATCHED, "HANG": "tell"})
     job.start()
     job.wait_for("scheduler", rf"worker {HUNG} is in hang_script.py:\d+.* and computes, worker 0 waits for it in all_")
-    told = called(job, "runtime", "stack")
+    told = called(job, "samebits", "stack")
     assert f"worker {HUNG} (rank {HUNG}, pid {job.worker(HUNG).identity.pid}) is in" in told
     assert told.count("hang_script.py") >= 2 and "breakable_group.py" in told
     assert re.search(r"worker 0 .*; its last collective: all_reduce #\d+ \(float32, 10\), in flight", told)

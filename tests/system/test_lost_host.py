@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.point import Point
-from runtime.store.checkpoint import points_in_memory, rank_directory, scan
-from runtime.store.owner import read_owner
+from samebits.core.point import Point
+from samebits.store.checkpoint import points_in_memory, rank_directory, scan
+from samebits.store.owner import read_owner
 from tests.system.job import PROBE, WAIT_S, Job, JobFolder, is_writer
 from tests.system.kill_list import INTERVAL
 from tests.system.on_host import HOST, MEMORY

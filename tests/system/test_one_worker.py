@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.store.process_identity import ProcessIdentity
+from samebits.store.process_identity import ProcessIdentity
 from tests.system.job import PROBE, Job
 from tests.system.kill_list import GATE, GATED, MIDDLE, TRAINED
 from tests.system.on_host import HOST

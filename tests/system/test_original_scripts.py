@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.store.process_identity import ProcessIdentity
+from samebits.store.process_identity import ProcessIdentity
 from tests.system.job import PROBE, JobFolder
 from tests.system.processes import environment_of_tests, signal_process
 

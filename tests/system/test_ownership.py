@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from runtime.errors import JobStoppedError, SchedulerUnreachableError, ScriptFailedError
+from samebits.errors import JobStoppedError, SchedulerUnreachableError, ScriptFailedError
 from tests.system.job import FINISH_S, WAIT_S, Job, JobFolder
 from tests.system.processes import free_port
 from tests.system.scripted import SCHEDULER, ScriptJob

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.ops.local_processes import read_pid_files
+from samebits.ops.local_processes import read_pid_files
 from tests.ops.shell_job import free_port
 from tests.system.processes import PATIENCE, environment_of_tests
 
@@ -29,7 +29,7 @@ def run(folder: Path, *, hurry: bool = False) -> subprocess.Popen[str]:
     if hurry:
         (folder / "hurry").touch()
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "runtime", "run", "--plain", "-n", "2", str(SCRIPT), str(STEPS)],
+        [sys.executable, "-P", "-m", "samebits", "run", "--plain", "-n", "2", str(SCRIPT), str(STEPS)],
         cwd=folder,
         env=environment_of_tests() | {"SCHED_PORT": str(free_port())},
         stdin=subprocess.DEVNULL,

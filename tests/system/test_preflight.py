@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import PreflightError
+from samebits.errors import PreflightError
 from tests.system.job import Job
 
 pytestmark = pytest.mark.system

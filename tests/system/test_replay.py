@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from runtime.store.step_log import read_step_log
+from samebits.store.step_log import read_step_log
 from tests.system.elastic_job import ElasticJob
 from tests.system.job import Job, JobFolder
 from tests.system.processes import REPOSITORY, WarmStarter
@@ -47,7 +47,7 @@ def start_otherwise(job: Job, more: Mapping[str, str]) -> None:
 
 def steps_of(*words: str) -> tuple[int, dict[str, Any]]:
     """What ``samebits steps --json`` says, and its status."""
-    command = [sys.executable, "-m", "runtime", "steps", "--json", *words]
+    command = [sys.executable, "-m", "samebits", "steps", "--json", *words]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr == ""
     return done.returncode, json.loads(done.stdout)

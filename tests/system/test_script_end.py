@@ -23,17 +23,17 @@ from pathlib import Path
 
 import torch
 
-import runtime
+import samebits
 
-runtime.init()
+samebits.init()
 rank_at_the_top = os.environ["RANK"]
 torch.manual_seed(1)
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-state = runtime.elastic.TorchState(model, optimizer, rng="per_step", seed=1)
+state = samebits.elastic.TorchState(model, optimizer, rng="per_step", seed=1)
 
 
-@runtime.elastic.run
+@samebits.elastic.run
 def train(state):
     while state.completed_steps < 5:
         optimizer.zero_grad()
@@ -99,7 +99,7 @@ def test_a_rank_that_is_killed_after_training_does_the_rest_of_its_script_when_i
                     1,
                     NOT_DONE + r"failed at train\.py:29: F",
                 ),
-                ("train(state)", 80, NOT_DONE + r"failed at .*: runtime\.elastic\.run was called a second time"),
+                ("train(state)", 80, NOT_DONE + r"failed at .*: samebits\.elastic\.run was called a second time"),
                 (DIES, 77, NOT_DONE + "was killed by signal 9"),
             ]
         ),

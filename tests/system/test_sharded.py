@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.__main__ import main
+from samebits.__main__ import main
 from tests.system.job import Job
 from tests.system.kill_list import replace
 from tests.system.processes import Command, WarmStarter

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.store.process_identity import ProcessIdentity
+from samebits.store.process_identity import ProcessIdentity
 from tests.system.elastic_job import ElasticJob
 from tests.system.job import FINISH_S, WAIT_S, JobFolder, is_writer
 from tests.system.kill_list import GATE, GATED, MIDDLE, STEPS

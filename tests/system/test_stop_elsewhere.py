@@ -18,7 +18,7 @@ GATES = 10
 
 
 def stop(job: Job, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-P", "-m", "runtime", "stop", *words]
+    command = [sys.executable, "-P", "-m", "samebits", "stop", *words]
     return subprocess.Popen(
         command, cwd=job.folder, env=job.environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )

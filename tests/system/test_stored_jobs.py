@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.messages import RoundId
-from runtime.core.point import Cut, Point
-from runtime.core.records import SCHEMA as RECORDS
-from runtime.core.records import GenerationCommitted, Record
-from runtime.core.values import replace
-from runtime.ops.job_view import stored_view
-from runtime.service.history import history_of
-from runtime.store.journal import JOURNAL_FILE, Journal, read_journal
+from samebits import earlier
+from samebits.core.messages import RoundId
+from samebits.core.point import Cut, Point
+from samebits.core.records import SCHEMA as RECORDS
+from samebits.core.records import GenerationCommitted, Record
+from samebits.core.values import replace
+from samebits.ops.job_view import stored_view
+from samebits.service.history import history_of
+from samebits.store.journal import JOURNAL_FILE, Journal, read_journal
 from tests.system.job import Job
 from tests.system.processes import environment_of_tests
 
@@ -35,7 +36,7 @@ def history(folder: Path) -> list[Record]:
 
 
 def run(*words: str, **settings: str) -> str:
-    command = [sys.executable, "-m", "runtime", *words]
+    command = [sys.executable, "-m", "samebits", *words]
     environment = environment_of_tests() | settings
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -66,7 +67,11 @@ def test_status_and_verify_read_what_it_wrote() -> None:
 
 @pytest.mark.thorough
 def test_its_job_goes_on_to_the_end(new_job: Callable[..., Job]) -> None:
-    job = new_job(workers=2, script=STORED / "small_job.py", settings={"JOB_NAME": "small_job"})
+    job = new_job(
+        workers=2,
+        script=STORED / "small_job.py",
+        settings={"JOB_NAME": "small_job", "PYTHONPATH": str(Path(earlier.__file__).parent)},
+    )
     recovery, checkpoints = (job.folder / name for name in ("recovery", "ckpt_of_rank"))
     shutil.copytree(KEPT / "ckpt_of_rank", checkpoints)
     recovery.mkdir(mode=0o700)
@@ -79,4 +84,5 @@ def test_its_job_goes_on_to_the_end(new_job: Callable[..., Job]) -> None:
     assert (recovery / JOURNAL_FILE).exists()
     job.start()
     job.wait_finished()
+    assert job.matches(0, "an earlier release has stored this job")
     job.wait_for(0, r"generation 3: rank 0 of 2 goes on from step 6, .*\(restore point: step 6 of generation 2")

@@ -36,7 +36,7 @@ def test_it_is_named_and_the_status_says_so(new_job: Callable[..., Job]) -> None
     job.start()
     job.wait_for("scheduler", NAMED)
     told = subprocess.run(
-        [sys.executable, "-m", "runtime", "status"],
+        [sys.executable, "-m", "samebits", "status"],
         cwd=job.folder,
         env={**job.environment(), "PYTHONPATH": str(REPOSITORY)},
         capture_output=True,

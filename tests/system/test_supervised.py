@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.ops.local_processes import send_signal
-from runtime.store.process_identity import ProcessIdentity
+from samebits.ops.local_processes import send_signal
+from samebits.store.process_identity import ProcessIdentity
 from tests.ops.shell_job import ROOT, WAIT_S, Shell, ShellJob
 from tests.system.probe import gate_of
 
@@ -43,7 +43,7 @@ def zygote_of(shell: Shell) -> ProcessIdentity | None:
     """The zygote of the supervisor that this shell has become."""
     children = Path(f"/proc/{shell.process.pid}/task/{shell.process.pid}/children").read_text().split()
     for pid in map(int, children):
-        if b"runtime.training.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes() and not _has_a_log_of_a_worker(pid):
+        if b"samebits.training.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes() and not _has_a_log_of_a_worker(pid):
             return ProcessIdentity.of(pid)
     return None
 

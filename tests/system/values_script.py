@@ -19,8 +19,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-import runtime
-from runtime.training.state import snapshot
+import samebits
+from samebits.training.state import snapshot
 from tests.system.gate import wait_at_gate
 from tests.system.kill_points import KillPoints
 
@@ -62,7 +62,7 @@ class Scaled(torch.optim.Optimizer):
                 one.add_(update * (one.norm() / (update.norm() + 1e-6)).clamp(0, 10), alpha=-float(group["lr"]))
 
 
-runtime.init()
+samebits.init()
 torch.manual_seed(3)
 torch.use_deterministic_algorithms(True)
 frozen = nn.Conv2d(3, 17, 3)
@@ -72,7 +72,7 @@ model = DistributedDataParallel(net)
 averaged = torch.optim.swa_utils.AveragedModel(net, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
 alpha = torch.zeros(1, requires_grad=True)
 optimizer = Scaled([*(one for layer in list(net)[1:] for one in layer.parameters()), alpha])
-state = runtime.elastic.TorchState(
+state = samebits.elastic.TorchState(
     model,
     optimizer,
     averaged=averaged,
@@ -86,19 +86,19 @@ state = runtime.elastic.TorchState(
     done=set(),
     rng="per_step",
     seed=5,
-    checkpoint=runtime.CheckpointConfig(save_checkpoint_steps=5),
+    checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=5),
 )
 
 
-@runtime.elastic.run
-def train(state: runtime.elastic.TorchState) -> None:
+@samebits.elastic.run
+def train(state: samebits.elastic.TorchState) -> None:
     while state.completed_steps < STEPS:
         step = state.completed_steps
         if step == args.gate:
             wait_at_gate(step, state.check_host_updates)
         if step >= THAWED_AT and len(optimizer.param_groups) == 1:
             optimizer.add_param_group({"params": list(frozen.parameters()), "lr": np.float64(0.005)})
-        generator = torch.Generator().manual_seed(step * 10 + runtime.get_rank())
+        generator = torch.Generator().manual_seed(step * 10 + samebits.get_rank())
         inputs = torch.randn(8, 3, 12, 12, generator=generator).to(memory_format=torch.channels_last)
         optimizer.zero_grad()
         loss = F.cross_entropy(model(inputs), torch.randint(0, 5, (8,), generator=generator))

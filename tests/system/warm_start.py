@@ -32,12 +32,12 @@ import torch._dynamo
 import xxhash
 import zmq
 
-import runtime.service.scheduler
-import runtime.training.run.elastic_run  # with it all that a worker loads
+import samebits.service.scheduler
+import samebits.training.run.elastic_run  # with it all that a worker loads
 from tests.clusters.namespaces import fork_inside
 from tests.system.processes import identity_of_child
 
-IMPORTED = (filelock, msgpack, runtime, safetensors, sklearn.datasets, torch, xxhash, zmq)
+IMPORTED = (filelock, msgpack, safetensors, samebits, sklearn.datasets, torch, xxhash, zmq)
 
 
 def serve(link: socket.socket) -> dict[str, Any] | None:

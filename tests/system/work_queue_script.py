@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-import runtime
+import samebits
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--items", type=int, default=24)
@@ -36,21 +36,21 @@ class Counts(torch.nn.Module):
         return -(self.counts * used).sum()
 
 
-runtime.init()
+samebits.init()
 model = Counts()
 ddp = DistributedDataParallel(model)
 optimizer = torch.optim.SGD(ddp.parameters(), lr=1.0)
-queue = runtime.WorkQueue("numbers")
+queue = samebits.WorkQueue("numbers")
 queue.put(range(args.items))  # each rank says so, and it is done once
-saves = runtime.CheckpointConfig(save_checkpoint_steps=args.interval)
-state = runtime.elastic.TorchState(ddp, optimizer, checkpoint=saves, step=0)
+saves = samebits.CheckpointConfig(save_checkpoint_steps=args.interval)
+state = samebits.elastic.TorchState(ddp, optimizer, checkpoint=saves, step=0)
 
 
-@runtime.elastic.run
-def train(state: runtime.elastic.TorchState) -> None:
+@samebits.elastic.run
+def train(state: samebits.elastic.TorchState) -> None:
     while True:
         items = queue.take() if args.not_before is None or Path(args.not_before).exists() else []
-        runtime.report(queue=queue.waiting())
+        samebits.report(queue=queue.waiting())
         if state.step in GATES:
             print(f"holds {items} at gate {state.step}", flush=True)
         while state.step in GATES and not Path(f"gate-{state.step}").exists():
@@ -65,11 +65,11 @@ def train(state: runtime.elastic.TorchState) -> None:
 
         time.sleep(args.step_s)
         optimizer.zero_grad()
-        (ddp(used) * runtime.get_world_size()).backward()  # the mean over the ranks becomes their sum
+        (ddp(used) * samebits.get_world_size()).backward()  # the mean over the ranks becomes their sum
         optimizer.step()
         state.step += 1
         state.commit()
-        print(f"step {state.step} of {runtime.get_world_size()} took {items}", flush=True)
+        print(f"step {state.step} of {samebits.get_world_size()} took {items}", flush=True)
 
 
 train(state)

@@ -27,7 +27,7 @@ class RunJob(ScriptJob):
 
     def begin(self, *options: str) -> Called:
         """Start it; every rank then waits at its first gate."""
-        command = [sys.executable, "-P", "-m", "runtime", "run", "-n", str(self.workers), *options, *self._words]
+        command = [sys.executable, "-P", "-m", "samebits", "run", "-n", str(self.workers), *options, *self._words]
         return Called(["-c", 'exec "$@"', "run", *command], self.folder, self.environment(), self.folder / "run.out")
 
     def require_survivors(self) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from runtime.core.point import Point
-from runtime.errors import GenerationEndedError
-from runtime.training.state.base_state import State
-from runtime.training.state.sampler import ElasticSampler
-from runtime.training.state.torch_state import TorchState
+from samebits.core.point import Point
+from samebits.errors import GenerationEndedError
+from samebits.training.state.base_state import State
+from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.torch_state import TorchState
 
 
 class Commits:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from runtime.errors import GenerationEndedError
+from samebits.errors import GenerationEndedError
 from tests.system.processes import Command, Running, Starter, environment_of_tests
 
 WAIT_S = 60.0  # generous: a machine under load must not fail a test, a hang must

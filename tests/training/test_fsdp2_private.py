@@ -9,8 +9,8 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
 
-from runtime.training import fsdp2_private
-from runtime.training.sharding import riding
+from samebits.training import fsdp2_private
+from samebits.training.sharding import riding
 from tests.training.sharding.worlds import loss_of, sharded_model, world
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed import distributed_c10d
 from torch.nn.parallel import DistributedDataParallel
 
-from runtime.training import torch_private
+from samebits.training import torch_private
 
 TIMEOUT = timedelta(seconds=30)
 Made = tuple[dist.ProcessGroup, dist.ProcessGroupGloo, dist.Store]

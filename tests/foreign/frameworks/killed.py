@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import runtime
+import samebits
 from tests.system.kill_points import KillPoints
 
 
@@ -19,13 +19,13 @@ def main() -> None:
     script, marks, *rest = sys.argv[1:]
     kills = rest[: rest.index("--")]
     points = KillPoints([kill.replace(":", ":stepped:") for kill in kills], Path(marks))
-    inner = runtime.elastic.TorchState.commit
+    inner = samebits.elastic.TorchState.commit
 
     def commit(state: Any) -> None:
         points.here("stepped", state.completed_steps)
         inner(state)
 
-    runtime.elastic.TorchState.commit = commit  # type: ignore[method-assign]
+    samebits.elastic.TorchState.commit = commit  # type: ignore[method-assign]
     sys.argv = [script, *rest[rest.index("--") + 1 :]]
     sys.path[0] = str(Path(script).parent)
     runpy.run_path(script, run_name="__main__")

@@ -23,10 +23,10 @@ import torch
 from accelerate import DataLoaderConfiguration
 from torch.utils.data import DataLoader
 
-import runtime
-from runtime.integrations.accelerate import Accelerator
+import samebits
+from samebits.integrations.accelerate import Accelerator
 
-runtime.init()
+samebits.init()
 for options in ({"dataloader_config": DataLoaderConfiguration(split_batches=True)}, {}):
     accelerator = Accelerator(cpu=True, **options)
     accelerator.wait_for_everyone()
@@ -39,8 +39,8 @@ for options in ({"dataloader_config": DataLoaderConfiguration(split_batches=True
             state = accelerator.elastic_state()
         except Exception as error:
             print(type(error).__name__, error, flush=True)
-state = runtime.elastic.TorchState(model, optimizer, rng="per_step")
-runtime.elastic.run(lambda state: None)(state)
+state = samebits.elastic.TorchState(model, optimizer, rng="per_step")
+samebits.elastic.run(lambda state: None)(state)
 print(f"final step=0 sha256={0:064x}", flush=True)
 """
 

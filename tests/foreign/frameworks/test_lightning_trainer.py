@@ -16,9 +16,9 @@ REFUSED = """
 import contextlib
 import lightning, torch
 from torch.utils.data import DataLoader, TensorDataset
-import runtime
-from runtime.errors import UsageError
-from runtime.integrations.lightning import Trainer
+import samebits
+from samebits.errors import UsageError
+from samebits.integrations.lightning import Trainer
 
 class Module(lightning.LightningModule):
     def __init__(self):
@@ -36,7 +36,7 @@ def refused():
     except UsageError as error:
         print("UsageError", error, flush=True)
 
-runtime.init()
+samebits.init()
 quiet = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "max_epochs": 1}
 with refused():
     Trainer(strategy="fsdp", **quiet)
@@ -68,5 +68,5 @@ def test_what_cannot_be_carried_through_is_refused_in_a_sentence(start: Started,
         r"fit\(ckpt_path=…\)",
         ".* SequentialSampler",
     ):
-        pattern = rf"^UsageError runtime\.integrations\.lightning\.Trainer: {what}.* cannot be carried through\. Fix: "
+        pattern = rf"^UsageError samebits\.integrations\.lightning\.Trainer: {what}.* cannot be carried through\. Fix: "
         assert job.matches(0, pattern), job.tails()

@@ -33,7 +33,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import destroy_process_group, get_rank, init_process_group
 
-import runtime
+import samebits
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
@@ -43,7 +43,7 @@ def say(where):
     print(where, asked, *(os.environ.get(name) for name in NAMES), flush=True)
 
 
-runtime.init()
+samebits.init()
 init_process_group("gloo")
 dist.init_process_group("gloo", init_method="env://")
 say("module")
@@ -54,10 +54,10 @@ except Exception as error:
     print(type(error).__name__, error, flush=True)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-state = runtime.elastic.TorchState(model, optimizer, rng="per_step")
+state = samebits.elastic.TorchState(model, optimizer, rng="per_step")
 
 
-@runtime.elastic.run
+@samebits.elastic.run
 def train(state):
     init_process_group("gloo")
     say(f"from {state.completed_steps}")
@@ -86,10 +86,10 @@ def test_its_calls_mean_what_they_meant(start: Started, tmp_path: Path) -> None:
     final(job, 10)
     for rank in (0, 1):
         job.wait_for(rank, rf"^module \({rank}, {rank}, 2\) {rank} {rank} 2 2")
-        assert len(job.matches(rank, r"script\.py:19: init_process_group\(\) does nothing: runtime\.init\(\)")) == 1
+        assert len(job.matches(rank, r"script\.py:19: init_process_group\(\) does nothing: samebits\.init\(\)")) == 1
         assert len(job.matches(rank, r"script\.py:20: init_process_group\(\) does nothing")) == 1
         assert len(job.matches(rank, r"script\.py:22: destroy_process_group\(\) does nothing")) == 1
-        assert job.matches(rank, r"^UsageError script\.py:24: a collective before runtime\.elastic\.run")
+        assert job.matches(rank, r"^UsageError script\.py:24: a collective before samebits\.elastic\.run")
         assert job.matches(rank, rf"^from 0 \({rank}, {rank}, 2\) {rank} {rank} 2 2")
     assert job.matches(2, r"^module \(2, 2, 2\) None None None None")
     assert len(job.matches(2, r"script\.py:14: the rank is asked for in a spare, which has none yet: 2, ")) == 1

@@ -9,8 +9,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 
-from runtime.integrations import tracking
-from runtime.integrations.tracking import RunCurves, TensorBoardCurves
+from samebits.integrations import tracking
+from samebits.integrations.tracking import RunCurves, TensorBoardCurves
 
 
 class Steps:

@@ -15,15 +15,15 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from runtime.__main__ import main
-from runtime.errors import CheckpointError
-from runtime.ops.ckpt import verifying
-from runtime.ops.ckpt.verifying import Progress
-from runtime.store import checkpoint as checkpoints
-from runtime.store.checkpoint import FoundPoint, TensorPart, rank_directory, read, write_point
-from runtime.store.checkpoint.local.folder import move_damaged_aside, temporary_directory
-from runtime.store.lock import DirectoryLock
-from runtime.store.owner import claim_folder
+from samebits.__main__ import main
+from samebits.errors import CheckpointError
+from samebits.ops.ckpt import verifying
+from samebits.ops.ckpt.verifying import Progress
+from samebits.store import checkpoint as checkpoints
+from samebits.store.checkpoint import FoundPoint, TensorPart, rank_directory, read, write_point
+from samebits.store.checkpoint.local.folder import move_damaged_aside, temporary_directory
+from samebits.store.lock import DirectoryLock
+from samebits.store.owner import claim_folder
 from tests.store.forging import STATE, changes, fields_of, forge
 from tests.store.points import CHUNK_BYTES, JOB, LAYOUT, TREE, change_byte, find, header_of, one_of_each_dtype, save
 
@@ -398,7 +398,7 @@ def test_nothing_is_changed_no_lock_is_taken_and_no_torch_is_loaded(root: Path, 
     words = [["ls"], ["verify"], ["show", "0/20"], ["export", "0/20", str(tmp_path / "out.safetensors")]]
     program = (
         "import json, sys\n"
-        "from runtime.__main__ import main\n"
+        "from samebits.__main__ import main\n"
         "done = [main(['ckpt', *words, '--folder', sys.argv[1]]) for words in json.loads(sys.argv[2])]\n"
         "print(done, 'torch' in sys.modules)"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar, NoReturn
 
-from runtime.core.records import JobRebuilt
+from samebits.core.records import JobRebuilt
 from tests.simulation.trace import Violation
 
 if TYPE_CHECKING:

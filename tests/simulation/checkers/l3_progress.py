@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.core.point import Point
+from samebits.core.point import Point
 from tests.simulation.checkers.base import Checker
 from tests.simulation.checkers.deadlines import advanced_s, people
 from tests.simulation.group import Group

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runtime.core.messages import Activity
-from runtime.core.scheduler import SchedulerCore
+from samebits.core.messages import Activity
+from samebits.core.scheduler import SchedulerCore
 from tests.simulation.checkers.base import Checker
 from tests.simulation.checkers.deadlines import HEARTBEAT_INTERVAL_S, SOME_MESSAGES_S, slowest
 from tests.simulation.worker import Stage

@@ -5,9 +5,9 @@ The line is walked back through the generations as they were committed; the reco
 
 from __future__ import annotations
 
-from runtime.core.messages import Join, RoundId
-from runtime.core.point import Point
-from runtime.core.records import GenerationCommitted, JobRebuilt
+from samebits.core.messages import Join, RoundId
+from samebits.core.point import Point
+from samebits.core.records import GenerationCommitted, JobRebuilt
 
 
 class Line:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runtime.core.agent_events import Began
-from runtime.core.records import SeatGranted, SlotGiven
-from runtime.core.scheduler import Event
+from samebits.core.agent_events import Began
+from samebits.core.records import SeatGranted, SlotGiven
+from samebits.core.scheduler import Event
 from tests.simulation.checkers.base import Checker
 from tests.simulation.worker import Worker
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runtime.core.records import GenerationCommitted, JobRebuilt, SeatGranted, SeatRetired, SlotGiven
-from runtime.core.scheduler import Event, SchedulerCore
+from samebits.core.records import GenerationCommitted, JobRebuilt, SeatGranted, SeatRetired, SlotGiven
+from samebits.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.base import Checker
 
 

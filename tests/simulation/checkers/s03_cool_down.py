@@ -5,9 +5,9 @@ Nor is anybody as a replacement, for which there is no cool-down, but who was st
 
 from __future__ import annotations
 
-from runtime.core.messages import Refusal, Refused
-from runtime.core.records import SeatGranted, SpareAdmitted
-from runtime.core.scheduler import Event
+from samebits.core.messages import Refusal, Refused
+from samebits.core.records import SeatGranted, SpareAdmitted
+from samebits.core.scheduler import Event
 from tests.simulation.checkers.base import EPSILON_S, Checker
 from tests.simulation.checkers.witness import Holder
 

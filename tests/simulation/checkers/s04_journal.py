@@ -5,8 +5,8 @@ Which records a crash may leave is judged where they are read (``RecoveryPath``)
 
 from __future__ import annotations
 
-from runtime.core.records import GenerationCommitted, JobRebuilt, Record, TermStarted
-from runtime.core.scheduler import SchedulerCore
+from samebits.core.records import GenerationCommitted, JobRebuilt, Record, TermStarted
+from samebits.core.scheduler import SchedulerCore
 from tests.simulation.checkers.base import Checker
 
 

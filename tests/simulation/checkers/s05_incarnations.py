@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runtime.core.agent_events import Seated
-from runtime.core.records import JobRebuilt, SeatGranted, SpareAdmitted
-from runtime.core.scheduler import Event, SchedulerCore
+from samebits.core.agent_events import Seated
+from samebits.core.records import JobRebuilt, SeatGranted, SpareAdmitted
+from samebits.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.base import Checker
 from tests.simulation.worker import Worker
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from runtime.core.ledger import Presence
-from runtime.core.messages import FromWorker, Register
-from runtime.core.ready import Ready
-from runtime.core.records import JobRebuilt, SeatGranted, SpareAdmitted
-from runtime.core.scheduler import Received
+from samebits.core.ledger import Presence
+from samebits.core.messages import FromWorker, Register
+from samebits.core.ready import Ready
+from samebits.core.records import JobRebuilt, SeatGranted, SpareAdmitted
+from samebits.core.scheduler import Received
 from tests.simulation.checkers.base import Checker
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runtime.core.messages import (
+from samebits.core.messages import (
     AddressMap,
     Admitted,
     EndJob,
@@ -13,7 +13,7 @@ from runtime.core.messages import (
     Pending,
     RoundOpened,
 )
-from runtime.core.records import (
+from samebits.core.records import (
     GenerationCommitted,
     JobRebuilt,
     RebuiltSeat,

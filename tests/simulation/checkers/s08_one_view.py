@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from runtime.core.agent_events import Began, Mapped
-from runtime.core.messages import AddressMap, GenerationStarted, Place
-from runtime.core.records import GenerationCommitted
-from runtime.core.scheduler import Event
+from samebits.core.agent_events import Began, Mapped
+from samebits.core.messages import AddressMap, GenerationStarted, Place
+from samebits.core.records import GenerationCommitted
+from samebits.core.scheduler import Event
 from tests.simulation.checkers.base import Checker
 from tests.simulation.group import Group, blob_of, session_in
 from tests.simulation.worker import Worker

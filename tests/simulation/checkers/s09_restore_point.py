@@ -9,11 +9,11 @@ cannot have come further without it. Anything older in a memory may have been ov
 
 from __future__ import annotations
 
-from runtime.core.messages import Copy, EndKind, GenerationStarted, Join
-from runtime.core.point import Point
-from runtime.core.records import GenerationCommitted
-from runtime.core.scheduler import Event
-from runtime.core.values import replace
+from samebits.core.messages import Copy, EndKind, GenerationStarted, Join
+from samebits.core.point import Point
+from samebits.core.records import GenerationCommitted
+from samebits.core.scheduler import Event
+from samebits.core.values import replace
 from tests.simulation.checkers.base import Checker
 from tests.simulation.checkers.line import is_kept
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runtime.core.records import GenerationCommitted, TrainingFinished
-from runtime.core.scheduler import Event
+from samebits.core.records import GenerationCommitted, TrainingFinished
+from samebits.core.scheduler import Event
 from tests.simulation.checkers.base import Checker
 from tests.simulation.checkers.line import is_kept
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runtime.core.agent_events import Began
-from runtime.core.messages import RoundId
-from runtime.core.records import GenerationCommitted
+from samebits.core.agent_events import Began
+from samebits.core.messages import RoundId
+from samebits.core.records import GenerationCommitted
 from tests.simulation.checkers.base import Checker
 from tests.simulation.group import Group
 from tests.simulation.worker import Stage, Worker

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runtime.core.messages import RoundId, RoundOpened
-from runtime.core.records import GenerationCommitted
-from runtime.core.scheduler import Event
+from samebits.core.messages import RoundId, RoundOpened
+from samebits.core.records import GenerationCommitted
+from samebits.core.scheduler import Event
 from tests.simulation.checkers.base import Checker
 
 

@@ -6,10 +6,10 @@ spare takes it, nor where too few would be left.
 
 from __future__ import annotations
 
-from runtime.core.messages import Admitted, GenerationStarted
-from runtime.core.ready import Ready
-from runtime.core.records import GenerationCommitted, JobRebuilt, SeatGranted, SeatRetired, SlotGiven
-from runtime.core.scheduler import Event
+from samebits.core.messages import Admitted, GenerationStarted
+from samebits.core.ready import Ready
+from samebits.core.records import GenerationCommitted, JobRebuilt, SeatGranted, SeatRetired, SlotGiven
+from samebits.core.scheduler import Event
 from tests.simulation.checkers.base import EPSILON_S, Checker
 from tests.simulation.checkers.witness import Holder
 

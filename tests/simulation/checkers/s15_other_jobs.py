@@ -7,11 +7,11 @@ kind at all, is never taken in, and leaves no trace in what the scheduler knows.
 
 from __future__ import annotations
 
-from runtime.core.agent_events import Began, Over, Seated
-from runtime.core.messages import Admitted, FromScheduler, GenerationStarted, Pending, Register, RoundOpened
-from runtime.core.ready import Ready
-from runtime.core.records import GenerationCommitted, JobRebuilt
-from runtime.core.scheduler import Event, Received
+from samebits.core.agent_events import Began, Over, Seated
+from samebits.core.messages import Admitted, FromScheduler, GenerationStarted, Pending, Register, RoundOpened
+from samebits.core.ready import Ready
+from samebits.core.records import GenerationCommitted, JobRebuilt
+from samebits.core.scheduler import Event, Received
 from tests.simulation.checkers.base import Checker
 from tests.simulation.worker import Oddity, Worker
 

@@ -8,12 +8,12 @@ what the shell compacts at; the folder, one journal and as many torn ends as are
 
 from __future__ import annotations
 
-from runtime.core.messages import Admitted, GenerationStarted, RoundOpened
-from runtime.core.ready import Ready
-from runtime.core.records import JobRebuilt, SeatGranted, SeatResumed, SpareAdmitted
-from runtime.core.scheduler import MAX_FENCED, Closed, Event, SchedulerCore, Tick
-from runtime.core.state import KEPT_CUTS, KEPT_INTERRUPTIONS
-from runtime.store.journal import MAX_TORN_FILES
+from samebits.core.messages import Admitted, GenerationStarted, RoundOpened
+from samebits.core.ready import Ready
+from samebits.core.records import JobRebuilt, SeatGranted, SeatResumed, SpareAdmitted
+from samebits.core.scheduler import MAX_FENCED, Closed, Event, SchedulerCore, Tick
+from samebits.core.state import KEPT_CUTS, KEPT_INTERRUPTIONS
+from samebits.store.journal import MAX_TORN_FILES
 from tests.simulation.checkers.base import Checker
 
 DEADLINES_A_SEAT = 24  # a heartbeat a second for five seconds, and what duplicates, echoes and joins come to

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 
-from runtime.core.ready import Ready
-from runtime.core.records import GenerationCommitted
-from runtime.core.scheduler import Event
+from samebits.core.ready import Ready
+from samebits.core.records import GenerationCommitted
+from samebits.core.scheduler import Event
 from tests.simulation.checkers.base import Checker
 
 ANY = re.compile(r"round \d+\.\d+ opened: ")

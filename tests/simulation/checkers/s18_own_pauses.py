@@ -6,9 +6,9 @@ costs nobody the seat: who is back says so when it is asked.
 
 from __future__ import annotations
 
-from runtime.core.messages import Activity, Heartbeat, Join, Leave, PeerGone
-from runtime.core.records import SeatLost
-from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled
+from samebits.core.messages import Activity, Heartbeat, Join, Leave, PeerGone
+from samebits.core.records import SeatLost
+from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled
 from tests.simulation.checkers.base import EPSILON_S, Checker
 
 USUAL_S = 0.1  # what a question and its answer take, and much more

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from runtime.core.agent_events import Over
-from runtime.core.point import Point
-from runtime.core.records import JobFinished, JobRebuilt, TrainingFinished
-from runtime.core.scheduler import Event, SchedulerCore
+from samebits.core.agent_events import Over
+from samebits.core.point import Point
+from samebits.core.records import JobFinished, JobRebuilt, TrainingFinished
+from samebits.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.base import Checker
 from tests.simulation.worker import Worker
 

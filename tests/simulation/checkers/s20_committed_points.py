@@ -6,10 +6,10 @@ whose process was replaced by another node's has another disk: they count again 
 
 from __future__ import annotations
 
-from runtime.core.messages import CommittedPoint
-from runtime.core.point import Point
-from runtime.core.records import GenerationCommitted, PointCommitted
-from runtime.core.scheduler import Event
+from samebits.core.messages import CommittedPoint
+from samebits.core.point import Point
+from samebits.core.records import GenerationCommitted, PointCommitted
+from samebits.core.scheduler import Event
 from tests.simulation.checkers.base import Checker
 from tests.simulation.checkpoints import Checkpoints
 

@@ -5,10 +5,10 @@ The digests that were reported are not asked: what each member's state really wa
 
 from __future__ import annotations
 
-from runtime.core.agent_events import Over
-from runtime.core.point import Point
-from runtime.core.records import PointCommitted, TrainingFinished
-from runtime.core.scheduler import Event
+from samebits.core.agent_events import Over
+from samebits.core.point import Point
+from samebits.core.records import PointCommitted, TrainingFinished
+from samebits.core.scheduler import Event
 from tests.simulation.checkers.base import Checker
 from tests.simulation.worker import Worker
 

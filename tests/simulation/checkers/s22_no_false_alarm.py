@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from runtime.core.messages import Depart, GiveUp, Still, Unwell
-from runtime.core.ready import Ready
-from runtime.core.scheduler import Event, Received
+from samebits.core.messages import Depart, GiveUp, Still, Unwell
+from samebits.core.ready import Ready
+from samebits.core.scheduler import Event, Received
 from tests.simulation.checkers.base import Checker
 from tests.simulation.main_thread import Hold
 from tests.simulation.worker import Worker

@@ -6,8 +6,8 @@ at one step each has stood still for twice as long as the one before.
 
 from __future__ import annotations
 
-from runtime.core.messages import Depart, FromWorker, GiveUp, Still, Unwell
-from runtime.core.scheduler import Received, SchedulerCore
+from samebits.core.messages import Depart, FromWorker, GiveUp, Still, Unwell
+from samebits.core.scheduler import Received, SchedulerCore
 from tests.simulation.checkers.base import Checker
 from tests.simulation.checkers.s22_no_false_alarm import JUST_S
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from runtime.core.messages import Depart, GenerationStarted
-from runtime.core.records import GenerationCommitted, SeatGranted, SeatLeft, SeatResumed, SlotGiven, SpareAdmitted
-from runtime.core.scheduler import Event, SchedulerCore
+from samebits.core.messages import Depart, GenerationStarted
+from samebits.core.records import GenerationCommitted, SeatGranted, SeatLeft, SeatResumed, SlotGiven, SpareAdmitted
+from samebits.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.base import Checker
 from tests.simulation.group import Group
 from tests.simulation.worker import Worker

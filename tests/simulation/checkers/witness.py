@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from runtime.core.messages import FromWorker, Join, Leave, PeerGone, Register
-from runtime.core.point import Point
-from runtime.core.ready import Ready
-from runtime.core.records import (
+from samebits.core.messages import FromWorker, Join, Leave, PeerGone, Register
+from samebits.core.point import Point
+from samebits.core.ready import Ready
+from samebits.core.records import (
     GenerationCommitted,
     JobCreated,
     JobFinished,
@@ -32,8 +32,8 @@ from runtime.core.records import (
     SpareAdmitted,
     TermStarted,
 )
-from runtime.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled
-from runtime.core.state import JobState
+from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled
+from samebits.core.state import JobState
 from tests.simulation.checkers.line import Line
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
-from runtime.core.agent import AgentCore
-from runtime.core.scheduler import SchedulerCore
+from samebits.core.agent import AgentCore
+from samebits.core.scheduler import SchedulerCore
 from tests.simulation.checkers import Checker
 from tests.simulation.trace import Violation
 from tests.simulation.world import World

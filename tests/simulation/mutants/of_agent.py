@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from runtime.core.agent import AgentCore
-from runtime.core.agent_events import AgentReady, BreakGroup, Completed, Connected, Over, Trains
-from runtime.core.agent_states import LinkState
-from runtime.core.messages import Activity, Fenced, GenerationStarted, Heartbeat, Refused, RoundOpened
-from runtime.core.point import Point
-from runtime.core.values import replace
+from samebits.core.agent import AgentCore
+from samebits.core.agent_events import AgentReady, BreakGroup, Completed, Connected, Over, Trains
+from samebits.core.agent_states import LinkState
+from samebits.core.messages import Activity, Fenced, GenerationStarted, Heartbeat, Refused, RoundOpened
+from samebits.core.point import Point
+from samebits.core.values import replace
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.of_core import ZOMBIES, CorrectsNobody
 

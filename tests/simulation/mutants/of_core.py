@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
-from runtime.core.messages import (
+from samebits.core.messages import (
     Admitted,
     FromWorker,
     GenerationStarted,
@@ -21,13 +21,13 @@ from runtime.core.messages import (
     Register,
     RoundId,
 )
-from runtime.core.point import Point
-from runtime.core.ready import Ready
-from runtime.core.records import GenerationCommitted, Record, SeatGranted, TermStarted, TrainingFinished
-from runtime.core.restore import Joined, Restore, choose
-from runtime.core.scheduler import Event, SchedulerCore, Stalled
-from runtime.core.state import Seat
-from runtime.core.values import replace
+from samebits.core.point import Point
+from samebits.core.ready import Ready
+from samebits.core.records import GenerationCommitted, Record, SeatGranted, TermStarted, TrainingFinished
+from samebits.core.restore import Joined, Restore, choose
+from samebits.core.scheduler import Event, SchedulerCore, Stalled
+from samebits.core.state import Seat
+from samebits.core.values import replace
 from tests.simulation.mutants.mutant import Mutant
 
 
@@ -80,7 +80,7 @@ class CountsRoundsAnew(SchedulerCore):
         open_round = self._rendezvous.open
 
         def open_as_in_term_one(reason: str, **how: Any) -> None:
-            with mock.patch("runtime.core.rendezvous.RoundId", lambda term, number: RoundId(1, number)):
+            with mock.patch("samebits.core.rendezvous.RoundId", lambda term, number: RoundId(1, number)):
                 open_round(reason, **how)
 
         self._rendezvous.open = open_as_in_term_one  # type: ignore[method-assign]
@@ -431,14 +431,14 @@ MUTANTS: tuple[Mutant, ...] = (
         frozenset({"S9"}),
         100,
         SchedulerCore,
-        patches={"runtime.core.rendezvous.choose": _worst},
+        patches={"samebits.core.rendezvous.choose": _worst},
     ),
     Mutant(
         "an abandoned line resumed",
         frozenset({"S10"}),
         200,
         SchedulerCore,
-        patches={"runtime.core.restore.is_on_line": lambda point, committed: True},
+        patches={"samebits.core.restore.is_on_line": lambda point, committed: True},
         changes=ROLLBACKS,
     ),
     Mutant("finished with the first", frozenset({"S19"}), 50, FinishesWithTheFirst),

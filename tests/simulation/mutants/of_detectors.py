@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from runtime.core.agent import AgentCore
-from runtime.core.hangs import Hang
-from runtime.core.messages import Depart, FromScheduler, Leave, Still
-from runtime.core.progress import LEAST_PATIENCE_S, TIMEOUTS, Watch
-from runtime.core.scheduler import SchedulerCore
-from runtime.core.standstill import Member, Standstill
-from runtime.core.state import Seat
+from samebits.core.agent import AgentCore
+from samebits.core.hangs import Hang
+from samebits.core.messages import Depart, FromScheduler, Leave, Still
+from samebits.core.progress import LEAST_PATIENCE_S, TIMEOUTS, Watch
+from samebits.core.scheduler import SchedulerCore
+from samebits.core.standstill import Member, Standstill
+from samebits.core.state import Seat
 from tests.simulation.mix import Naming
 from tests.simulation.mutants.mutant import Mutant
 
@@ -138,7 +138,7 @@ MUTANTS = (
         "whoever stands still is ended",
         frozenset({"S22"}),
         30,
-        patches={"runtime.core.progress.judge": _blames_all},
+        patches={"samebits.core.progress.judge": _blames_all},
         changes=HANGS,
     ),
     Mutant("a pause is a hang", frozenset({"S22"}), 50, _with_watch(_patience_s=_without_patience), changes=HANGS),
@@ -152,7 +152,9 @@ MUTANTS = (
     Mutant(
         "who was suspended is held", frozenset({"S22"}), 200, _with_watch(_is_over=_does_not_look_on), changes=STOPS
     ),
-    Mutant("one full look is enough", frozenset({"S22"}), 50, patches={"runtime.core.health.LOOKS": 1}, changes=SPIKES),
+    Mutant(
+        "one full look is enough", frozenset({"S22"}), 50, patches={"samebits.core.health.LOOKS": 1}, changes=SPIKES
+    ),
     Mutant(
         "a hang that comes again is ended as soon",
         frozenset({"S23"}),

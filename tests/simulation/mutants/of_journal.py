@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import Any
 from unittest import mock
 
-from runtime.store import durable, journal, journal_format
-from runtime.store.journal import Journal
-from runtime.store.journal_format import Contents
+from samebits.store import durable, journal, journal_format
+from samebits.store.journal import Journal
+from samebits.store.journal_format import Contents
 from tests.simulation.checkpoints import Checkpoints
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.recovery_path import RecoveryPath
@@ -86,49 +86,49 @@ MUTANTS: tuple[Mutant, ...] = (
         "journal: append not synced",
         frozenset({"S4"}),
         50,
-        patches={"runtime.store.journal.Journal.append": _append_unsynced},
+        patches={"samebits.store.journal.Journal.append": _append_unsynced},
         changes=DYING,
     ),
     Mutant(
         "journal: a group commit torn apart",
         frozenset({"S4"}),
         50,
-        patches={"runtime.store.journal.Journal.append": _append_one_by_one},
+        patches={"samebits.store.journal.Journal.append": _append_one_by_one},
         changes=DYING,
     ),
     Mutant(
         "journal: what is read is not synced",
         frozenset({"S4"}),
         100,
-        patches={"runtime.store.journal.Journal.open": _open_unsynced},
+        patches={"samebits.store.journal.Journal.open": _open_unsynced},
         changes=DYING,
     ),
     Mutant(
         "journal: tail trusted",
         frozenset({"S4"}),
         50,
-        patches={"runtime.store.journal_format._decode_batch": _decode_trusting},
+        patches={"samebits.store.journal_format._decode_batch": _decode_trusting},
         changes=DYING,
     ),
     Mutant(
         "journal: torn end not cut off",
         frozenset({"S4"}),
         50,
-        patches={"runtime.store.journal_format.decode_file": _decode_without_a_torn_end},
+        patches={"samebits.store.journal_format.decode_file": _decode_without_a_torn_end},
         changes=DYING,
     ),
     Mutant(
         "journal: rename not synced",
         frozenset({"S4"}),
         300,
-        patches={"runtime.store.durable.publish": _publish_unsynced},
+        patches={"samebits.store.durable.publish": _publish_unsynced},
         changes=COMPACTING,
     ),
     Mutant(
         "journal: renamed before it is synced",
         frozenset({"S4"}),
         100,
-        patches={"runtime.store.durable.write_temporary": _write_unsynced},
+        patches={"samebits.store.durable.write_temporary": _write_unsynced},
         changes=COMPACTING,
     ),
     Mutant(

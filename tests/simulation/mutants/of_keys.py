@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from runtime.core import key_value
-from runtime.core.agent import AgentCore
-from runtime.core.key_records import KeyDeleted, KeyRecord, KeyWritten
-from runtime.core.key_value import KeyReady, KeyStore
-from runtime.core.messages import FromScheduler, KeyAnswer, KeyCall
-from runtime.core.scheduler import SchedulerCore
-from runtime.core.values import replace
+from samebits.core import key_value
+from samebits.core.agent import AgentCore
+from samebits.core.key_records import KeyDeleted, KeyRecord, KeyWritten
+from samebits.core.key_value import KeyReady, KeyStore
+from samebits.core.messages import FromScheduler, KeyAnswer, KeyCall
+from samebits.core.scheduler import SchedulerCore
+from samebits.core.values import replace
 from tests.simulation.mutants.mutant import Mutant
 
 
@@ -69,7 +69,10 @@ MUTANTS = (
         "keys: a change is made as often as it is said",
         frozenset({"S25"}),
         100,
-        patches={"runtime.core.scheduler.KeyStore": _DoesTwice, "runtime.core.scheduler.replay": _twice_after_a_start},
+        patches={
+            "samebits.core.scheduler.KeyStore": _DoesTwice,
+            "samebits.core.scheduler.replay": _twice_after_a_start,
+        },
         changes=CALLS,
     ),
     Mutant("keys: calls to an earlier scheduler count", frozenset({"S25"}), 300, HearsLateCalls, changes=LATE),
@@ -78,7 +81,7 @@ MUTANTS = (
         "keys: answers are not read back",
         frozenset({"S25"}),
         300,
-        patches={"runtime.core.scheduler.replay": _forgets_answers},
+        patches={"samebits.core.scheduler.replay": _forgets_answers},
         changes=DEATHS,
     ),
     Mutant(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from runtime.core.durable_points import DurablePoints
-from runtime.core.messages import CommittedPoint, GenerationStarted, SavedPoints
-from runtime.core.point import Point
-from runtime.core.ready import Ready
-from runtime.core.records import PointCommitted
-from runtime.core.scheduler import SchedulerCore
-from runtime.core.state import Seat
-from runtime.core.values import replace
+from samebits.core.durable_points import DurablePoints
+from samebits.core.messages import CommittedPoint, GenerationStarted, SavedPoints
+from samebits.core.point import Point
+from samebits.core.ready import Ready
+from samebits.core.records import PointCommitted
+from samebits.core.scheduler import SchedulerCore
+from samebits.core.state import Seat
+from samebits.core.values import replace
 from tests.simulation.mutants.mutant import Mutant
 
 
@@ -97,14 +97,14 @@ MUTANTS = (
         "copies are no points",
         frozenset({"S9"}),
         100,
-        patches={"runtime.core.restore._copies": lambda joined, committed: {}},
+        patches={"samebits.core.restore._copies": lambda joined, committed: {}},
         changes=LOST_DISKS,
     ),
     Mutant(
         "trains from the beginning where every point is lost",
         frozenset({"S9"}),
         100,
-        patches={"runtime.core.rendezvous.lost_progress": lambda found, committed, joined: ""},
+        patches={"samebits.core.rendezvous.lost_progress": lambda found, committed, joined: ""},
         changes=NO_DISKS,
     ),
     Mutant("another slot's copy is lent", frozenset({"S9"}), 100, _LendsAnothers, changes=LOST_DISKS),

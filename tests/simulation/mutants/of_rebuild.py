@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from runtime.core.messages import Register
-from runtime.core.point import Cut
-from runtime.core.rebuild import Agreement, _in_agreement
-from runtime.core.records import JobRebuilt, Record
-from runtime.core.scheduler import SchedulerCore
-from runtime.core.values import replace
+from samebits.core.messages import Register
+from samebits.core.point import Cut
+from samebits.core.rebuild import Agreement, _in_agreement
+from samebits.core.records import JobRebuilt, Record
+from samebits.core.scheduler import SchedulerCore
+from samebits.core.values import replace
 from tests.simulation.mix import Naming
 from tests.simulation.mutants.mutant import Mutant
 from tests.simulation.mutants.of_core import _write_with
@@ -75,14 +75,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "rebuild: one member speaks for all",
         frozenset({"S15"}),
         100,
-        patches={"runtime.core.rebuild._is_majority": lambda said, reports: True},
+        patches={"samebits.core.rebuild._is_majority": lambda said, reports: True},
         changes=WIPES,
     ),
     Mutant(
         "rebuild: members of any generation agree",
         frozenset({"S15"}),
         100,
-        patches={"runtime.core.rebuild._in_agreement": _whatever_their_generation},
+        patches={"samebits.core.rebuild._in_agreement": _whatever_their_generation},
         changes=REPLACED,
     ),
     Mutant(

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
 
-from runtime.core.agent import AgentCore
-from runtime.core.messages import Place, Register, RoundOpened
-from runtime.core.ready import Ready
-from runtime.core.records import GenerationCommitted, SeatRetired, SlotGiven
-from runtime.core.replacements import Claim, Replacements
-from runtime.core.restore import Joined
-from runtime.core.scheduler import Event, SchedulerCore
-from runtime.core.state import Seat
-from runtime.core.values import replace
+from samebits.core.agent import AgentCore
+from samebits.core.messages import Place, Register, RoundOpened
+from samebits.core.ready import Ready
+from samebits.core.records import GenerationCommitted, SeatRetired, SlotGiven
+from samebits.core.replacements import Claim, Replacements
+from samebits.core.restore import Joined
+from samebits.core.scheduler import Event, SchedulerCore
+from samebits.core.state import Seat
+from samebits.core.values import replace
 from tests.simulation.mix import Naming
 from tests.simulation.mutants.mutant import Mutant
 
@@ -188,14 +188,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "a proof is not compared",
         frozenset({"S3"}),
         30,
-        patches={"runtime.core.replacements.Replacements.is_proven": _believes_every_proof},
+        patches={"samebits.core.replacements.Replacements.is_proven": _believes_every_proof},
         changes=REPLACED,
     ),
     Mutant(
         "a spent number is taken again",
         frozenset({"S3", "S5"}),
         60,
-        patches={"runtime.core.replacements.Replacements.claim": _takes_spent_numbers},
+        patches={"samebits.core.replacements.Replacements.claim": _takes_spent_numbers},
         changes=REPLACED,
     ),
     Mutant(
@@ -226,7 +226,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a memory that was overtaken is believed",
         frozenset({"S9", "S10"}),
         300,
-        patches={"runtime.core.rendezvous.must_look": _never_looks},
+        patches={"samebits.core.rendezvous.must_look": _never_looks},
         changes={"has_memory": True, "p_dirty": 0.5},
     ),
     Mutant("a gentle round is never hardened", frozenset({"L1", "L3", "L5"}), 300, NeverHardens, changes=GROWTH),

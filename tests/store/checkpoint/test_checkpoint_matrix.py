@@ -20,12 +20,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from runtime.core.point import Point
-from runtime.errors import CheckpointError, ForeignFolderError
-from runtime.store.checkpoint import PointHeader, TensorPart, point_name, rank_directory, scan, write_point
-from runtime.store.owner import claim_folder
-from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
-from runtime.training.state.checkpoint_config import CheckpointConfig
+from samebits.core.point import Point
+from samebits.errors import CheckpointError, ForeignFolderError
+from samebits.store.checkpoint import PointHeader, TensorPart, point_name, rank_directory, scan, write_point
+from samebits.store.owner import claim_folder
+from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
+from samebits.training.state.checkpoint_config import CheckpointConfig
 from tests.store.points import CHUNK_BYTES, JOB
 
 DATA, MANIFEST = "data.safetensors", "manifest.msgpack"

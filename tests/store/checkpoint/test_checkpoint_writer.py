@@ -19,9 +19,9 @@ from pathlib import Path
 import msgpack
 import pytest
 
-from runtime.core.point import Point
-from runtime.errors import LockedError, StoreError
-from runtime.store.checkpoint import (
+from samebits.core.point import Point
+from samebits.errors import LockedError, StoreError
+from samebits.store.checkpoint import (
     MemoryRoom,
     Outcome,
     Writer,
@@ -33,14 +33,14 @@ from runtime.store.checkpoint import (
     start_ahead,
     verify,
 )
-from runtime.store.checkpoint.local import writing
-from runtime.store.checkpoint.local.pruning import Pruning, Retention
-from runtime.store.checkpoint.memory import sealed_buffer
-from runtime.store.checkpoint.point_store import open_point_store
-from runtime.store.checkpoint.writer import MAX_MESSAGE_BYTES, message_of
-from runtime.store.checkpoint.writer_process import Task, WriterProcess
-from runtime.store.lock import DirectoryLock
-from runtime.store.process_identity import ProcessIdentity
+from samebits.store.checkpoint.local import writing
+from samebits.store.checkpoint.local.pruning import Pruning, Retention
+from samebits.store.checkpoint.memory import sealed_buffer
+from samebits.store.checkpoint.point_store import open_point_store
+from samebits.store.checkpoint.writer import MAX_MESSAGE_BYTES, message_of
+from samebits.store.checkpoint.writer_process import Task, WriterProcess
+from samebits.store.lock import DirectoryLock
+from samebits.store.process_identity import ProcessIdentity
 from tests.store import killed_writer
 from tests.store.checkpoint.remote.remote_points import tensors_of
 from tests.store.disk_faults import NO_SPACE, Disk, interposed, names_in
@@ -164,7 +164,7 @@ def test_a_disk_that_refuses_is_told_and_the_point_stays_in_memory(trainer: Trai
 def test_a_full_disk_leaves_the_older_point_and_no_trace(base: Path, root: Path) -> None:
     """The limit on a file's size stands for the disk's: the write fails half way, as it does there."""
     program = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000)); "
-    program += "runpy.run_module('runtime.store.checkpoint.writer_process', run_name='__main__', alter_sys=True)"
+    program += "runpy.run_module('samebits.store.checkpoint.writer_process', run_name='__main__', alter_sys=True)"
     trainer = Trainer(base, root, command=(sys.executable, "-c", program))
     try:
         assert trainer.save(1).problem is None
@@ -223,7 +223,7 @@ def test_a_writer_that_nobody_needs_is_dismissed(started_ahead: int) -> None:
 
 @pytest.mark.parametrize("forks", [False, True], ids=["alone", "with a child that stays"])
 def test_a_writer_that_waits_ends_with_its_trainer(forks: bool) -> None:
-    program = "import os, signal; from runtime.store.checkpoint import start_ahead; start_ahead(); "
+    program = "import os, signal; from samebits.store.checkpoint import start_ahead; start_ahead(); "
     program += f"child = {forks} and (os.fork() or signal.pause()); "
     program += "print(open(f'/proc/self/task/{os.getpid()}/children').read(), flush=True); os.kill(os.getpid(), 9)"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as trainer:

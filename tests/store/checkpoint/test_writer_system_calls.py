@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.point import Point
-from runtime.store.checkpoint import Outcome
-from runtime.store.checkpoint.writer import COMMAND
+from samebits.core.point import Point
+from samebits.store.checkpoint import Outcome
+from samebits.store.checkpoint.writer import COMMAND
 from tests.crash_points.strace import refusal
 from tests.store.checkpoint.test_checkpoint_writer import Trainer, names_in, steps_in_memory, whole_steps
 

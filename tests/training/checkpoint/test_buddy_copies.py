@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from runtime.core.messages import Copy
-from runtime.core.point import Point
-from runtime.errors import CheckpointError
-from runtime.service.buddy import CopyListener, brief_of
-from runtime.service.log import LOGGER
-from runtime.store.checkpoint import MemoryRoom, copied_slots, points_in_memory
-from runtime.training.checkpoint.kept_copies import KeptCopies
-from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
-from runtime.training.state import snapshot
-from runtime.training.state.checkpoint_config import CheckpointConfig
+from samebits.core.messages import Copy
+from samebits.core.point import Point
+from samebits.errors import CheckpointError
+from samebits.service.buddy import CopyListener, brief_of
+from samebits.service.log import LOGGER
+from samebits.store.checkpoint import MemoryRoom, copied_slots, points_in_memory
+from samebits.training.checkpoint.kept_copies import KeptCopies
+from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
+from samebits.training.state import snapshot
+from samebits.training.state.checkpoint_config import CheckpointConfig
 from tests.store.points import JOB, change_byte
 from tests.store.slots import fill_and_hash
 

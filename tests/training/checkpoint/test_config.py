@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import UsageError
-from runtime.training.state.checkpoint_config import _MINDSPORES, CheckpointConfig
+from samebits.errors import UsageError
+from samebits.training.state.checkpoint_config import _MINDSPORES, CheckpointConfig
 
 
 def test_steps_are_counted_where_nothing_is_said() -> None:

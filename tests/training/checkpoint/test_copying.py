@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from runtime.training.checkpoint import copying
+from samebits.training.checkpoint import copying
 
 
 def targets_of(sources: list[torch.Tensor], shift: int) -> list[torch.Tensor]:

@@ -12,14 +12,14 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from runtime.__main__ import main
-from runtime.core.point import Point
-from runtime.errors import CheckpointError, UsageError
-from runtime.store import checkpoint as checkpoints
-from runtime.store.checkpoint import PointHeader
-from runtime.training import elastic
-from runtime.training.checkpoint.dcp import read_dcp
-from runtime.training.state import snapshot
+from samebits.__main__ import main
+from samebits.core.point import Point
+from samebits.errors import CheckpointError, UsageError
+from samebits.store import checkpoint as checkpoints
+from samebits.store.checkpoint import PointHeader
+from samebits.training import elastic
+from samebits.training.checkpoint.dcp import read_dcp
+from samebits.training.state import snapshot
 from tests.training.commits import Commits, bits_of, small_state, train_one_step
 from tests.training.sharding import worlds
 
@@ -234,5 +234,5 @@ def test_it_is_called_before_the_job_begins_and_by_names_the_state_has(tmp_path:
     with pytest.raises(UsageError, match="the state has no weights"):
         elastic.load_dcp(state, tmp_path, names=["weights"])
     Commits(state)
-    with pytest.raises(UsageError, match=r"call it before runtime\.elastic\.run"):
+    with pytest.raises(UsageError, match=r"call it before samebits\.elastic\.run"):
         elastic.load_dcp(state, tmp_path)

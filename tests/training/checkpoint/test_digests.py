@@ -8,17 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.core.messages import FINAL, MAX_DIGESTS, Digest, PartKind
-from runtime.core.point import Point
-from runtime.service import log
-from runtime.training.checkpoint.digests import DUE, FIRST_COMMITS, Digests
-from runtime.training.checkpoint.kept_states import KeptStates
-from runtime.training.state.base_state import State
-from runtime.training.state.compared import digest_of, parts_of
-from runtime.training.state.local_sgd import LocalSGD
-from runtime.training.state.object_state import ObjectState
-from runtime.training.state.sampler import ElasticSampler
-from runtime.training.state.torch_state import TorchState
+from samebits.core.messages import FINAL, MAX_DIGESTS, Digest, PartKind
+from samebits.core.point import Point
+from samebits.service import log
+from samebits.training.checkpoint.digests import DUE, FIRST_COMMITS, Digests
+from samebits.training.checkpoint.kept_states import KeptStates
+from samebits.training.state.base_state import State
+from samebits.training.state.compared import digest_of, parts_of
+from samebits.training.state.local_sgd import LocalSGD
+from samebits.training.state.object_state import ObjectState
+from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.torch_state import TorchState
 
 
 class Net(nn.Module):

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.core.messages import GenerationStarted, RoundId
-from runtime.training.checkpoint.save_rhythm import Due, FixedSteps, Timed, due_by
-from runtime.training.state.checkpoint_config import CheckpointConfig
+from samebits.core.messages import GenerationStarted, RoundId
+from samebits.training.checkpoint.save_rhythm import Due, FixedSteps, Timed, due_by
+from samebits.training.state.checkpoint_config import CheckpointConfig
 
 
 def place_of(rank: int, world_size: int, generation: int) -> GenerationStarted:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
-from runtime.__main__ import main
-from runtime.core.point import Point
-from runtime.errors import CheckpointError
-from runtime.store import checkpoint as checkpoints
-from runtime.store.checkpoint import PointHeader
-from runtime.training.state import snapshot
-from runtime.training.state.torch_state import TorchState
+from samebits.__main__ import main
+from samebits.core.point import Point
+from samebits.errors import CheckpointError
+from samebits.store import checkpoint as checkpoints
+from samebits.store.checkpoint import PointHeader
+from samebits.training.state import snapshot
+from samebits.training.state.torch_state import TorchState
 from tests.training.commits import Net, bits_of, small_state, train_one_step
 
 LAYOUT = {"outside/0": [[["a", "b"]], True]}
@@ -89,7 +89,7 @@ def test_what_weights_only_does_not_read_goes_as_the_nearest_that_it_reads(tmp_p
         (shared(a={"b": [b""]}), r"state\.a\.b\.0: .* no empty bytes"),
         (shared(a=-(2**2040)), r"state\.a: .* no integer of 2041 bits"),
         (shared(samebits=1), "a value called 'samebits'"),
-        ({"weights": torch.ones(2)}, "holds no state as runtime.elastic saves it"),
+        ({"weights": torch.ones(2)}, "holds no state as samebits.elastic saves it"),
     ],
 )
 def test_what_torch_would_write_and_not_read_is_refused_before(

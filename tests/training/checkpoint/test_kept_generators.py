@@ -16,14 +16,14 @@ from typing import ClassVar
 
 import pytest
 
-from runtime.core.messages import LiveStep, Page
-from runtime.core.pages import NO_PAGE, obstacle
-from runtime.core.point import Point
-from runtime.errors import CheckpointError
-from runtime.store.checkpoint import PageWriter
-from runtime.training.checkpoint import kept_generators
-from runtime.training.checkpoint.kept_generators import KeptGenerators
-from runtime.training.state.generators import Generators
+from samebits.core.messages import LiveStep, Page
+from samebits.core.pages import NO_PAGE, obstacle
+from samebits.core.point import Point
+from samebits.errors import CheckpointError
+from samebits.store.checkpoint import PageWriter
+from samebits.training.checkpoint import kept_generators
+from samebits.training.checkpoint.kept_generators import KeptGenerators
+from samebits.training.state.generators import Generators
 
 JOB, GENERATION = "job", 1
 FIRST_STEPS = ("dc", "c", "dcd", "cdc", "")

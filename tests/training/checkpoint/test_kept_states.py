@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.core.point import Point
-from runtime.training.checkpoint import kept_states
-from runtime.training.checkpoint.kept_states import MOST, KeptState, KeptStates, bytes_in
-from runtime.training.state.compared import digest_of, parts_of
-from runtime.training.state.sampler import ElasticSampler
-from runtime.training.state.torch_state import TorchState
+from samebits.core.point import Point
+from samebits.training.checkpoint import kept_states
+from samebits.training.checkpoint.kept_states import MOST, KeptState, KeptStates, bytes_in
+from samebits.training.state.compared import digest_of, parts_of
+from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.torch_state import TorchState
 
 
 def made() -> TorchState:

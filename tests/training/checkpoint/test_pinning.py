@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.core.point import Point
-from runtime.store.checkpoint import MemoryRoom, PointHeader
-from runtime.store.checkpoint.memory import sealed_buffer
-from runtime.training.checkpoint import copying, pinning
-from runtime.training.checkpoint.pinning import PinnedMemory
-from runtime.training.checkpoint.staging import Staging
+from samebits.core.point import Point
+from samebits.store.checkpoint import MemoryRoom, PointHeader
+from samebits.store.checkpoint.memory import sealed_buffer
+from samebits.training.checkpoint import copying, pinning
+from samebits.training.checkpoint.pinning import PinnedMemory
+from samebits.training.checkpoint.staging import Staging
 
 DEVICE = torch.device("cuda", 0)
 JOB = "a-job"

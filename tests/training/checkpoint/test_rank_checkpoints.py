@@ -18,18 +18,18 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.core.point import Point
-from runtime.errors import CheckpointError, UsageError
-from runtime.service.log import LOGGER
-from runtime.store.checkpoint import MemoryRoom, point_name, points_in_memory, verify
-from runtime.store.checkpoint.local import pruning
-from runtime.store.checkpoint.memory import memory_buffer
-from runtime.store.checkpoint.remote.remote_points import RemotePointStore
-from runtime.store.process_identity import ProcessIdentity
-from runtime.training.checkpoint import rank_checkpoints
-from runtime.training.checkpoint.rank_checkpoints import RankCheckpoints
-from runtime.training.state import snapshot
-from runtime.training.state.checkpoint_config import CheckpointConfig
+from samebits.core.point import Point
+from samebits.errors import CheckpointError, UsageError
+from samebits.service.log import LOGGER
+from samebits.store.checkpoint import MemoryRoom, point_name, points_in_memory, verify
+from samebits.store.checkpoint.local import pruning
+from samebits.store.checkpoint.memory import memory_buffer
+from samebits.store.checkpoint.remote.remote_points import RemotePointStore
+from samebits.store.process_identity import ProcessIdentity
+from samebits.training.checkpoint import rank_checkpoints
+from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
+from samebits.training.state import snapshot
+from samebits.training.state.checkpoint_config import CheckpointConfig
 from tests.store.disk_faults import NO_SPACE, Disk, interposed
 from tests.store.forging import STATE, changes, fields_of, forge
 from tests.store.points import change_byte, find

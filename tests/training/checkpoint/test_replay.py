@@ -13,20 +13,20 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.core.messages import GenerationStarted
-from runtime.core.point import Point
-from runtime.errors import DivergenceError, ForeignFolderError, UsageError
-from runtime.service.log import LOGGER
-from runtime.store.lock import DirectoryLock
-from runtime.store.step_log import STEPS_FOLDER, read_step_log
-from runtime.store.step_record import LogHeader, StepRecord
-from runtime.training.checkpoint.replay import Replay, weights_digest
-from runtime.training.process import context
-from runtime.training.state.checkpoint_config import CheckpointConfig, StepLog
-from runtime.training.state.local_sgd import LocalSGD
-from runtime.training.state.object_state import ObjectState
-from runtime.training.state.sampler import ElasticSampler
-from runtime.training.state.torch_state import TorchState
+from samebits.core.messages import GenerationStarted
+from samebits.core.point import Point
+from samebits.errors import DivergenceError, ForeignFolderError, UsageError
+from samebits.service.log import LOGGER
+from samebits.store.lock import DirectoryLock
+from samebits.store.step_log import STEPS_FOLDER, read_step_log
+from samebits.store.step_record import LogHeader, StepRecord
+from samebits.training.checkpoint.replay import Replay, weights_digest
+from samebits.training.process import context
+from samebits.training.state.checkpoint_config import CheckpointConfig, StepLog
+from samebits.training.state.local_sgd import LocalSGD
+from samebits.training.state.object_state import ObjectState
+from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.torch_state import TorchState
 from tests.store.disk_faults import NO_SPACE, Disk, interposed
 from tests.training.commits import Commits, small_state, train_one_step
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from runtime.core.point import Point
-from runtime.errors import CheckpointError
-from runtime.store.checkpoint import MemoryRoom, PointHeader, points_in_memory
-from runtime.store.checkpoint.format.manifest import decode_manifest
-from runtime.store.checkpoint.memory import sealed_buffer
-from runtime.training.checkpoint import staging as staging_module
-from runtime.training.checkpoint.staging import Staging
-from runtime.training.state.snapshot import NamedTensors
+from samebits.core.point import Point
+from samebits.errors import CheckpointError
+from samebits.store.checkpoint import MemoryRoom, PointHeader, points_in_memory
+from samebits.store.checkpoint.format.manifest import decode_manifest
+from samebits.store.checkpoint.memory import sealed_buffer
+from samebits.training.checkpoint import staging as staging_module
+from samebits.training.checkpoint.staging import Staging
+from samebits.training.state.snapshot import NamedTensors
 
 JOB = "a-job"
 

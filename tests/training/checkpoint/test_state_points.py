@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.core.point import Point
-from runtime.errors import CheckpointError, GenerationEndedError
-from runtime.training.checkpoint import kept_states
-from runtime.training.checkpoint.state_points import StatePoints
-from runtime.training.group import transfer
-from runtime.training.state.torch_state import TorchState
+from samebits.core.point import Point
+from samebits.errors import CheckpointError, GenerationEndedError
+from samebits.training.checkpoint import kept_states
+from samebits.training.checkpoint.state_points import StatePoints
+from samebits.training.group import transfer
+from samebits.training.state.torch_state import TorchState
 
 
 def process(every: int = 0) -> Any:

@@ -17,8 +17,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from runtime.training.group import ddp
-from runtime.training.group.group import Group, form_alone, is_communication_failure
+from samebits.training.group import ddp
+from samebits.training.group.group import Group, form_alone, is_communication_failure
 from tests.training.hub import Member
 
 CPU = torch.device("cpu")

@@ -18,10 +18,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from runtime.store import collective_ring
-from runtime.store.process_identity import ProcessIdentity
-from runtime.training.group import ddp
-from runtime.training.group.group import Group, form_alone, is_communication_failure
+from samebits.store import collective_ring
+from samebits.store.process_identity import ProcessIdentity
+from samebits.training.group import ddp
+from samebits.training.group.group import Group, form_alone, is_communication_failure
 from tests.training.hub import WAIT_S, Member
 
 CPU = torch.device("cpu")

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.errors import GenerationEndedError
-from runtime.training import torch_private
-from runtime.training.group import accelerator, gloo
-from runtime.training.group.accelerator import AcceleratorLink
-from runtime.training.group.breaker import Breaker
+from samebits.errors import GenerationEndedError
+from samebits.training import torch_private
+from samebits.training.group import accelerator, gloo
+from samebits.training.group.accelerator import AcceleratorLink
+from samebits.training.group.breaker import Breaker
 
 DEVICE = torch.device("cuda", 1)
 

@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import threading, torch
-from runtime.training.group import breaker, group
+from samebits.training.group import breaker, group
 
 class Forgotten:
     "A collective of gloo's whose end nobody tells; without a limit its wait is half an hour."

@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from runtime.errors import GenerationEndedError, LayoutError, UsageError
-from runtime.training.group import ddp
-from runtime.training.group.ddp import Layout, attach, capture, fingerprint
-from runtime.training.group.group import Group, form_alone
+from samebits.errors import GenerationEndedError, LayoutError, UsageError
+from samebits.training.group import ddp
+from samebits.training.group.ddp import Layout, attach, capture, fingerprint
+from samebits.training.group.group import Group, form_alone
 from tests.training.group.ddp_ranks import BUCKET_CAP_MB, Shuffled, Sometimes, where_known
 
 CPU = torch.device("cpu")

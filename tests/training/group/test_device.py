@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from runtime.errors import GenerationEndedError, SettingsError
-from runtime.training.group import device
-from runtime.training.group.breaker import Breaker
-from runtime.training.run.elastic_run import ElasticRun
+from samebits.errors import GenerationEndedError, SettingsError
+from samebits.training.group import device
+from samebits.training.group.breaker import Breaker
+from samebits.training.run.elastic_run import ElasticRun
 
 
 def found(monkeypatch: pytest.MonkeyPatch, kind: str | None, count: int = 0) -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from runtime.service.log import LOGGER
-from runtime.training import torch_private
-from runtime.training.group import flight_record
-from runtime.training.group.group import form_alone
+from samebits.service.log import LOGGER
+from samebits.training import torch_private
+from samebits.training.group import flight_record
+from samebits.training.group.group import form_alone
 
 
 def test_the_collectives_of_a_group_are_in_the_file(tmp_path: Path) -> None:

@@ -20,13 +20,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, ProcessGroupGloo
 
-from runtime.errors import CommunicationError, GenerationEndedError, UsageError
-from runtime.training import torch_private
-from runtime.training.group import gloo
-from runtime.training.group.breakable_group import BreakableGroup, ReducerGroup
-from runtime.training.group.breaker import Breaker, run_breakable
-from runtime.training.group.group import Group, form, form_alone, is_communication_failure
-from runtime.training.group.meeting_store import MeetingStore
+from samebits.errors import CommunicationError, GenerationEndedError, UsageError
+from samebits.training import torch_private
+from samebits.training.group import gloo
+from samebits.training.group.breakable_group import BreakableGroup, ReducerGroup
+from samebits.training.group.breaker import Breaker, run_breakable
+from samebits.training.group.group import Group, form, form_alone, is_communication_failure
+from samebits.training.group.meeting_store import MeetingStore
 from tests.hostile.attackers import listening_ports
 
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.training.group import gloo
+from samebits.training.group import gloo
 from tests.hostile.attackers import is_let_in, listening_ports
 from tests.system.processes import WarmStarter
 from tests.training.hub import Hub, hub

@@ -13,10 +13,10 @@ import msgpack
 import pytest
 import torch.distributed as dist
 
-from runtime.errors import CommunicationError, GenerationEndedError
-from runtime.training.group import later_keys
-from runtime.training.group.breaker import Breaker
-from runtime.training.group.later_keys import MAX_QUESTION_BYTES, MOST_UNPROVEN, PASSWORD_BYTES, KeyServer, RemoteKeys
+from samebits.errors import CommunicationError, GenerationEndedError
+from samebits.training.group import later_keys
+from samebits.training.group.breaker import Breaker
+from samebits.training.group.later_keys import MAX_QUESTION_BYTES, MOST_UNPROVEN, PASSWORD_BYTES, KeyServer, RemoteKeys
 
 SOON, LONG = timedelta(seconds=0.1), timedelta(seconds=60)
 

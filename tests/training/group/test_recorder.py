@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from runtime.store import collective_ring
-from runtime.store.collective_ring import _SIZE, CollectiveRing, Contents, Launched, Place, contents_of
-from runtime.store.process_identity import ProcessIdentity
-from runtime.training.group.group import form_alone
-from runtime.training.group.recorder import Recorder
+from samebits.store import collective_ring
+from samebits.store.collective_ring import _SIZE, CollectiveRing, Contents, Launched, Place, contents_of
+from samebits.store.process_identity import ProcessIdentity
+from samebits.training.group.group import form_alone
+from samebits.training.group.recorder import Recorder
 
 HALF = torch.zeros(2, 3, dtype=torch.float16)
 IDS = torch.zeros(4, dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""torch's own sampler between ``runtime.init()`` and ``elastic.run``: refused where it would ask the group of one."""
+"""torch's own sampler between ``samebits.init()`` and ``elastic.run``: refused where it would ask the group of one."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from runtime.errors import UsageError
-from runtime.training.group.group import Group, form_alone
+from samebits.errors import UsageError
+from samebits.training.group.group import Group, form_alone
 
 CPU = torch.device("cpu")
 DATA: Any = range(10)
@@ -45,7 +45,7 @@ def early() -> Iterator[Group]:
 )
 def test_a_sampler_that_asks_the_group_of_one_is_refused(early: Group, build: Any) -> None:
     with pytest.raises(
-        UsageError, match=r"inside the function that elastic\.run calls, or use runtime\.ElasticSampler"
+        UsageError, match=r"inside the function that elastic\.run calls, or use samebits\.ElasticSampler"
     ):
         build()
 

@@ -11,12 +11,12 @@ import sys
 import torch
 import torch.distributed as dist
 
-from runtime.core.point import Point
-from runtime.errors import CheckpointError
-from runtime.store.checkpoint import Incoming, Outgoing, PointHeader
-from runtime.store.checkpoint.local import streaming
-from runtime.training.group import transfer
-from runtime.training.state import snapshot
+from samebits.core.point import Point
+from samebits.errors import CheckpointError
+from samebits.store.checkpoint import Incoming, Outgoing, PointHeader
+from samebits.store.checkpoint.local import streaming
+from samebits.training.group import transfer
+from samebits.training.state import snapshot
 
 streaming.PIECE_BYTES = 1000
 HEADER = PointHeader("job", Point(7, 1), 3, 0, 0, "0")

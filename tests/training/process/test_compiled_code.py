@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from runtime import config
-from runtime.errors import SettingsError
-from runtime.service.log import LOGGER
-from runtime.training.process.compiled_code import keep_compiled_code
+from samebits import config
+from samebits.errors import SettingsError
+from samebits.service.log import LOGGER
+from samebits.training.process.compiled_code import keep_compiled_code
 
 NAMES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "ASCEND_CACHE_PATH", "ASCEND_MAX_OP_CACHE_SIZE")
 CPU = torch.device("cpu")

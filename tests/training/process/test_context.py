@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import runtime
-from runtime.training.process import context
-from runtime.training.torch_versions import not_tried
+import samebits
+from samebits.training.process import context
+from samebits.training.torch_versions import not_tried
 
 
 def seated(monkeypatch: pytest.MonkeyPatch, *, slot: int | None, node: str = "x", devices: int = 0) -> None:
@@ -26,23 +26,23 @@ def test_a_seats_local_rank_is_its_slot_or_one_of_the_devices(
     found = []
     for slot in (0, 1, 5):
         seated(monkeypatch, slot=slot, devices=devices)
-        found.append(runtime.get_local_rank())
+        found.append(samebits.get_local_rank())
     assert found == expected
 
 
 def test_a_spares_local_rank_is_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
     seated(monkeypatch, slot=None, node="9")
-    assert runtime.get_local_rank() == 9
+    assert samebits.get_local_rank() == 9
     seated(monkeypatch, slot=None, node="9", devices=8)
-    assert runtime.get_local_rank() == 1
+    assert samebits.get_local_rank() == 1
     seated(monkeypatch, slot=None, node="9.2", devices=8)
-    assert runtime.get_local_rank() == 1, "as the node that it replaces"
+    assert samebits.get_local_rank() == 1, "as the node that it replaces"
 
 
 def test_after_the_first_generation_the_place_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     seated(monkeypatch, slot=5, devices=4)
     monkeypatch.setattr(context.current("the test"), "generation", SimpleNamespace(local_rank=6))
-    assert runtime.get_local_rank() == 6
+    assert samebits.get_local_rank() == 6
 
 
 @pytest.mark.parametrize(("installed", "is_told"), [(None, False), ("2.99.1+cu140", True), ("1.13.1", True)])
@@ -59,6 +59,6 @@ def test_init_tells_a_worker_once_of_a_torch_that_was_not_tried_and_goes_on(
     monkeypatch.setattr(context.log, "set_up", lambda _: None)
     monkeypatch.setattr(context.log, "warn", said.append)
     monkeypatch.setattr(context, "_take_seat", lambda settings, *_: taken.append(settings))
-    runtime.init()
+    samebits.init()
     assert said == ([not_tried(installed or "")] if is_told else [])
     assert len(taken) == 1, "it was refused"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.service.device_look import DeviceMemory
-from runtime.training.process.device_view import DeviceView
+from samebits.service.device_look import DeviceMemory
+from samebits.training.process.device_view import DeviceView
 
 NPU = torch.device("privateuseone", 1)
 

@@ -13,7 +13,7 @@ from tests.system.processes import environment_of_tests
 BEGINNING = """\
 import atexit, contextlib, sys, threading
 from sys import exit as exit_of_sys
-from runtime.training.process.exit_status import ExitStatus
+from samebits.training.process.exit_status import ExitStatus
 
 def say():
     print(status.find(), flush=True)

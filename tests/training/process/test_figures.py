@@ -1,4 +1,4 @@
-"""What ``runtime.report`` takes, and what it keeps of it."""
+"""What ``samebits.report`` takes, and what it keeps of it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-import runtime
-from runtime.core.messages import Figure
-from runtime.errors import UsageError
-from runtime.training.process import context
-from runtime.training.process.figures import MOST
+import samebits
+from samebits.core.messages import Figure
+from samebits.errors import UsageError
+from samebits.training.process import context
+from samebits.training.process.figures import MOST
 
 
 @pytest.fixture
@@ -25,8 +25,8 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def test_the_newest_number_of_each_name_is_kept(agent: Any) -> None:
-    runtime.report(queue=12, pace=torch.tensor([2.5]))
-    runtime.report(queue=11)
+    samebits.report(queue=12, pace=torch.tensor([2.5]))
+    samebits.report(queue=11)
     assert agent.figures == (Figure("queue", 11.0), Figure("pace", 2.5))
 
 
@@ -49,8 +49,8 @@ def test_the_newest_number_of_each_name_is_kept(agent: Any) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused_and_changes_nothing(agent: Any, figures: dict[str, Any], said: str) -> None:
-    with pytest.raises(UsageError, match=r"^runtime\.report.*Fix: ") as refused:
-        runtime.report(**figures)
+    with pytest.raises(UsageError, match=r"^samebits\.report.*Fix: ") as refused:
+        samebits.report(**figures)
     assert said in str(refused.value)
     str(refused.value).encode()
     assert agent.figures == ()
@@ -58,5 +58,5 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(agent: Any, figures:
 
 def test_before_init_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "_process", None)
-    with pytest.raises(UsageError, match=r"runtime\.init"):
-        runtime.report(queue=1)
+    with pytest.raises(UsageError, match=r"samebits\.init"):
+        samebits.report(queue=1)

@@ -13,13 +13,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from runtime.store.process_identity import ProcessIdentity
+from samebits.store.process_identity import ProcessIdentity
 from tests.system.processes import REPOSITORY, environment_of_tests, signal_process
 
 WAIT_S = 60.0
 BEGIN = """
 import ctypes, multiprocessing, os, signal, sys, threading
-from runtime.training.process.forking import Forking
+from samebits.training.process.forking import Forking
 
 looks = []
 forking = Forking(lambda: looks.append(os.getpid()), lambda: None)

@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.audits import Known, Roles, why_it_ends
-from runtime.core.cause_table import DEFAULT, WRONG_GRADIENT, Observation
-from runtime.core.messages import MAX_ODDITY_CHARS
-from runtime.errors import UnequalError
-from runtime.training.process.last_words import last_words, watch_threads
+from samebits.core.audits import Known, Roles, why_it_ends
+from samebits.core.cause_table import DEFAULT, WRONG_GRADIENT, Observation
+from samebits.core.messages import MAX_ODDITY_CHARS
+from samebits.errors import UnequalError
+from samebits.training.process.last_words import last_words, watch_threads
 from tests.system.processes import environment_of_tests
 
 THREADS = """\
 import sys, threading
-from runtime.training.process import context
+from samebits.training.process import context
 
 def fail(): raise ValueError("no\\nsuch \\x1b[31m sample")
 

@@ -7,12 +7,12 @@ import threading
 import pytest
 import torch
 
-from runtime import config
-from runtime.config import Settings
-from runtime.core.messages import GenerationStarted, Place, RoundId
-from runtime.errors import GenerationEndedError
-from runtime.training.process import next_group
-from runtime.training.process.next_group import NextGroup, likely_place
+from samebits import config
+from samebits.config import Settings
+from samebits.core.messages import GenerationStarted, Place, RoundId
+from samebits.errors import GenerationEndedError
+from samebits.training.process import next_group
+from samebits.training.process.next_group import NextGroup, likely_place
 
 WAIT_S = 60.0
 CPU = torch.device("cpu")

@@ -13,13 +13,13 @@ import msgspec
 import pytest
 import torch
 
-from runtime import config
-from runtime.core.agent_events import KeyAsk
-from runtime.core.key_value import KeyStore
-from runtime.core.messages import SCHEMA, Admitted, Credential, KeyAnswer, KeyCall, KeyOp, KeyOutcome
-from runtime.core.node_check import SILENT, UNMET, WRONG, Figures, Pair, Sum
-from runtime.errors import KeyValueTimeoutError, PreflightError
-from runtime.training.process import node_check, node_judge
+from samebits import config
+from samebits.core.agent_events import KeyAsk
+from samebits.core.key_value import KeyStore
+from samebits.core.messages import SCHEMA, Admitted, Credential, KeyAnswer, KeyCall, KeyOp, KeyOutcome
+from samebits.core.node_check import SILENT, UNMET, WRONG, Figures, Pair, Sum
+from samebits.errors import KeyValueTimeoutError, PreflightError
+from samebits.training.process import node_check, node_judge
 
 WELL = Figures(0.05, 0.02, 0.02)
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from runtime.training.process.numerics import describe, settle_threads
+from samebits.training.process.numerics import describe, settle_threads
 
 CPU = torch.device("cpu")
 
@@ -61,7 +61,7 @@ def test_mixing_old_and_new_precision_switches_can_still_be_described() -> None:
 
 
 def test_two_processes_are_compared_by_it() -> None:
-    code = "import torch; from runtime.training.process.numerics import describe; print(describe(torch.device('cpu')))"
+    code = "import torch; from samebits.training.process.numerics import describe; print(describe(torch.device('cpu')))"
 
     def printed(threads: str) -> str:
         return subprocess.run(

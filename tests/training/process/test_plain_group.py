@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from runtime import config
-from runtime.training.process import plain_group
+from samebits import config
+from samebits.training.process import plain_group
 from tests.hostile.attackers import is_let_in, listening_ports
 
 SOON = timedelta(seconds=60)

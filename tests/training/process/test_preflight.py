@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from runtime import config
-from runtime.config import Settings
-from runtime.errors import PreflightError, StoreError
-from runtime.service.device_health import Device
-from runtime.store import disk_check
-from runtime.training.process import preflight
+from samebits import config
+from samebits.config import Settings
+from samebits.errors import PreflightError, StoreError
+from samebits.service.device_health import Device
+from samebits.store import disk_check
+from samebits.training.process import preflight
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from types import FrameType
 
 import pytest
 
-from runtime.training.process.sigterm import STATUS, Departure, Stage
+from samebits.training.process.sigterm import STATUS, Departure, Stage
 
 TERM = signal.SIGTERM
 

@@ -10,13 +10,13 @@ from typing import Any
 import msgspec
 import pytest
 
-import runtime
-from runtime.core.key_value import KeyStore
-from runtime.core.messages import MAX_VALUE_BYTES, Credential, KeyAnswer, KeyCall
-from runtime.core.point import Point
-from runtime.core.work_queue import MAX_PUTS
-from runtime.errors import GenerationEndedError, KeyValueError, UsageError
-from runtime.training.process import context
+import samebits
+from samebits.core.key_value import KeyStore
+from samebits.core.messages import MAX_VALUE_BYTES, Credential, KeyAnswer, KeyCall
+from samebits.core.point import Point
+from samebits.core.work_queue import MAX_PUTS
+from samebits.errors import GenerationEndedError, KeyValueError, UsageError
+from samebits.training.process import context
 
 
 @dataclass
@@ -67,7 +67,7 @@ def commit(process: Process) -> None:
 
 
 def test_what_is_put_is_taken_once_and_in_order(process: Process) -> None:
-    queue = runtime.WorkQueue()
+    queue = samebits.WorkQueue()
     queue.put(["a", 2, {"three": [3]}])
     process.begin(1, 0)
     assert queue.waiting() == 3
@@ -75,7 +75,7 @@ def test_what_is_put_is_taken_once_and_in_order(process: Process) -> None:
 
 
 def test_a_put_said_again_is_one_also_when_all_is_done_with(process: Process) -> None:
-    queue = runtime.WorkQueue()
+    queue = samebits.WorkQueue()
     for _ in range(2):
         queue.put(range(3))
     process.begin(1, 0)
@@ -92,7 +92,7 @@ def test_a_put_said_again_is_one_also_when_all_is_done_with(process: Process) ->
 
 
 def test_a_lost_step_gives_its_items_back_and_a_new_process_sees_it(process: Process) -> None:
-    queue = runtime.WorkQueue()
+    queue = samebits.WorkQueue()
     queue.put(range(4))
     process.begin(1, 0)
     queue.take()
@@ -108,14 +108,14 @@ class Key:
 
 
 def test_two_that_take_at_once_get_different_items(process: Process, monkeypatch: pytest.MonkeyPatch) -> None:
-    queue, taken = runtime.WorkQueue(), []
+    queue, taken = samebits.WorkQueue(), []
     queue.put(range(4))
     process.begin(1, 0)
     rival = Process(process.store, "1", generation=process.generation)
 
     def faster() -> None:
         monkeypatch.setattr(context, "_process", rival)
-        taken.extend(runtime.WorkQueue().take())
+        taken.extend(samebits.WorkQueue().take())
         monkeypatch.setattr(context, "_process", process)
 
     process.before_change = faster
@@ -124,7 +124,7 @@ def test_two_that_take_at_once_get_different_items(process: Process, monkeypatch
 
 
 def test_more_than_a_key_holds_are_several_and_each_is_found(process: Process) -> None:
-    queue = runtime.WorkQueue()
+    queue = samebits.WorkQueue()
     items = [bytes([number]) * 20_000 for number in range(9)]
     queue.put(items)
     process.begin(1, 0)
@@ -132,7 +132,7 @@ def test_more_than_a_key_holds_are_several_and_each_is_found(process: Process) -
 
 
 def test_who_is_left_behind_by_a_generation_takes_nothing(process: Process) -> None:
-    queue = runtime.WorkQueue()
+    queue = samebits.WorkQueue()
     queue.put(range(4))
     process.begin(2, 0)
     process.generation = SimpleNamespace(generation=1, restore=None)
@@ -142,7 +142,7 @@ def test_who_is_left_behind_by_a_generation_takes_nothing(process: Process) -> N
 
 
 def test_a_queue_that_is_gone_is_no_empty_one(process: Process) -> None:
-    queue = runtime.WorkQueue()
+    queue = samebits.WorkQueue()
     queue.put(range(4))
     process.begin(1, 0)
     process.store = KeyStore(2)
@@ -151,7 +151,7 @@ def test_a_queue_that_is_gone_is_no_empty_one(process: Process) -> None:
 
 
 def test_what_makes_no_sense_is_refused(process: Process) -> None:
-    queue = runtime.WorkQueue()
+    queue = samebits.WorkQueue()
     with pytest.raises(UsageError, match=r"outside of the training function.*Fix: "):
         queue.take()
     process.begin(1, 0)
@@ -172,12 +172,12 @@ def test_what_makes_no_sense_is_refused(process: Process) -> None:
             queue.put(one)  # type: ignore[arg-type]
     for name in ("", "x" * 193, 7):
         with pytest.raises(UsageError, match=r"1 to 192 bytes.*Fix: "):
-            runtime.WorkQueue(name)  # type: ignore[arg-type]
+            samebits.WorkQueue(name)  # type: ignore[arg-type]
     assert queue.waiting() == 0
 
 
 def test_puts_that_are_not_done_with_are_bounded(process: Process) -> None:
-    queue = runtime.WorkQueue()
+    queue = samebits.WorkQueue()
     for number in range(MAX_PUTS):
         queue.put([number])
     with pytest.raises(KeyValueError, match=r"512 puts are not done with.*Fix: "):
@@ -185,6 +185,6 @@ def test_puts_that_are_not_done_with_are_bounded(process: Process) -> None:
 
 
 def test_a_key_that_holds_something_else_is_named(process: Process) -> None:
-    runtime.kv.put("work/mine", 7)
+    samebits.kv.put("work/mine", 7)
     with pytest.raises(KeyValueError, match=r"'work/mine' holds no queue.*Fix: "):
-        runtime.WorkQueue("mine").put([1])
+        samebits.WorkQueue("mine").put([1])

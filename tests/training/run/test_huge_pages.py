@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.training.run import huge_pages
-from runtime.training.run.huge_pages import HUGE_BYTES
+from samebits.training.run import huge_pages
+from samebits.training.run.huge_pages import HUGE_BYTES
 
 PIECES = 4
 MADV_NOHUGEPAGE = 15

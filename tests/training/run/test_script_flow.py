@@ -13,14 +13,14 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from runtime.errors import UsageError
-from runtime.service import agent as agents
-from runtime.service import log
-from runtime.training import elastic
-from runtime.training.group import ddp
-from runtime.training.process import context
-from runtime.training.state.sampler import ElasticSampler
-from runtime.training.state.torch_state import TorchState
+from samebits.errors import UsageError
+from samebits.service import agent as agents
+from samebits.service import log
+from samebits.training import elastic
+from samebits.training.group import ddp
+from samebits.training.process import context
+from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.torch_state import TorchState
 
 
 @pytest.mark.parametrize("is_async", [False, True])
@@ -31,7 +31,7 @@ def test_a_function_whose_call_trains_nothing_is_refused_where_it_is_decorated(i
     async def awaits(_: Any) -> None:
         pass
 
-    with pytest.raises(UsageError, match=r"test_script_flow\.py:\d+: runtime\.elastic\.run above (yields|awaits)\(\)"):
+    with pytest.raises(UsageError, match=r"test_script_flow\.py:\d+: samebits\.elastic\.run above (yields|awaits)\(\)"):
         elastic.run(awaits if is_async else yields)  # type: ignore[arg-type]
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, dataloader
 
-from runtime.core.agent_events import Pace
-from runtime.training import torch_private
-from runtime.training.main_thread_time import MainThreadTime
-from runtime.training.run.step_times import FIRST_STEPS, StepTimes
+from samebits.core.agent_events import Pace
+from samebits.training import torch_private
+from samebits.training.main_thread_time import MainThreadTime
+from samebits.training.run.step_times import FIRST_STEPS, StepTimes
 
 
 class Job:

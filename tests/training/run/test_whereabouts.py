@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from runtime.core.messages import Phase, Progress
-from runtime.training.run import whereabouts
-from runtime.training.run.whereabouts import Whereabouts, expect_pause, phase_of, place_of
+from samebits.core.messages import Phase, Progress
+from samebits.training.run import whereabouts
+from samebits.training.run.whereabouts import Whereabouts, expect_pause, phase_of, place_of
 
 HERE = str(Path(__file__).relative_to(Path.cwd())) if Path(__file__).is_relative_to(Path.cwd()) else Path(__file__).name
 

@@ -10,11 +10,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from runtime.errors import CheckpointError
-from runtime.training.sharding import pieces
-from runtime.training.sharding.pieces import Piece, Putting
-from runtime.training.sharding.whole import has_pieces, whole
-from runtime.training.state import snapshot
+from samebits.errors import CheckpointError
+from samebits.training.sharding import pieces
+from samebits.training.sharding.pieces import Piece, Putting
+from samebits.training.sharding.whole import has_pieces, whole
+from samebits.training.state import snapshot
 from tests.training.sharding.worlds import RANKS, world
 
 WHOLE = torch.arange(35.0).reshape(7, 5)

@@ -13,8 +13,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from runtime.errors import UsageError
-from runtime.training.sharding import riding
+from samebits.errors import UsageError
+from samebits.training.sharding import riding
 from tests.training.sharding.worlds import (
     RANKS,
     locals_of,

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.core.point import Point
-from runtime.errors import CheckpointError, UsageError
-from runtime.training.process import context
-from runtime.training.state import snapshot
-from runtime.training.state.local_sgd import LocalSGD
-from runtime.training.state.torch_state import TorchState
+from samebits.core.point import Point
+from samebits.errors import CheckpointError, UsageError
+from samebits.training.process import context
+from samebits.training.state import snapshot
+from samebits.training.state.local_sgd import LocalSGD
+from samebits.training.state.torch_state import TorchState
 from tests.training.commits import Commits
 from tests.training.sharding.worlds import RANKS, locals_of, loss_of, sharded_state, train_one_step, wholes_of, world
 

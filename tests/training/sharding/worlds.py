@@ -13,8 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from runtime.training.state.sampler import ElasticSampler
-from runtime.training.state.torch_state import TorchState
+from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.torch_state import TorchState
 
 RANKS = 3
 WIDTHS = (7, 5, 2)  # over three ranks: parts of 3, 3 and 1, of 2, 2 and 1, of 1, 1 and 0

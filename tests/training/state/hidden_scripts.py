@@ -15,22 +15,22 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
-import runtime
+import samebits
 
 torch.manual_seed(1)
 data = TensorDataset(torch.randn(24, 8), torch.randint(0, 4, (24,)))
 held_out = DataLoader(TensorDataset(torch.randn(8, 8), torch.randint(0, 4, (8,))), batch_size=4)
-sampler = runtime.ElasticSampler(data, shuffle=True, seed=1)
+sampler = samebits.ElasticSampler(data, shuffle=True, seed=1)
 loader = DataLoader(data, batch_size=4, sampler=sampler, generator=torch.Generator())
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.5)
 {top}
 given = dict(globals().get("more", {{}}))
-state = runtime.elastic.TorchState(model, optimizer, sampler=sampler, schedule=schedule, epoch=0, best=9.0, step=0,
+state = samebits.elastic.TorchState(model, optimizer, sampler=sampler, schedule=schedule, epoch=0, best=9.0, step=0,
                                    rng="per_step", seed=1, **given)
 
-@runtime.elastic.run
+@samebits.elastic.run
 def train(state):
     {enter}
     while state.epoch < 3:

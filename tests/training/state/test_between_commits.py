@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
-from runtime.core.point import Point
-from runtime.service import log
-from runtime.training.process import context
-from runtime.training.state import snapshot
-from runtime.training.state.torch_state import TorchState
+from samebits.core.point import Point
+from samebits.service import log
+from samebits.training.process import context
+from samebits.training.state import snapshot
+from samebits.training.state.torch_state import TorchState
 from tests.training.commits import Commits, Net, bits_of, small_state, train_one_step
 
 

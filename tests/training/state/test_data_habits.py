@@ -14,14 +14,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
-from runtime.errors import UsageError
-from runtime.service import log
-from runtime.training import torch_private
-from runtime.training.process import context
-from runtime.training.run import elastic_run
-from runtime.training.state.loop_habits import last_batch
-from runtime.training.state.sampler import ElasticSampler
-from runtime.training.state.torch_state import TorchState
+from samebits.errors import UsageError
+from samebits.service import log
+from samebits.training import torch_private
+from samebits.training.process import context
+from samebits.training.run import elastic_run
+from samebits.training.state.loop_habits import last_batch
+from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.torch_state import TorchState
 from tests.training.commits import Commits
 
 DATA = TensorDataset(torch.arange(24.0).reshape(24, 1))

@@ -10,9 +10,9 @@ import numpy
 import pytest
 import torch
 
-from runtime.errors import CheckpointError
-from runtime.training.state import generators, rng
-from runtime.training.state.generators import Generators, unpack
+from samebits.errors import CheckpointError
+from samebits.training.state import generators, rng
+from samebits.training.state.generators import Generators, unpack
 
 DRAWS: dict[str, Callable[[], object]] = {
     "python": random.random,

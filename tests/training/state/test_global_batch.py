@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from runtime.errors import UsageError
-from runtime.training.process import context
-from runtime.training.state.global_batch import (
+from samebits.errors import UsageError
+from samebits.training.process import context
+from samebits.training.state.global_batch import (
     BlockSum,
     GlobalBatch,
     Node,
@@ -24,7 +24,7 @@ from runtime.training.state.global_batch import (
     subtrees_within,
     sum_of,
 )
-from runtime.training.state.sampler import ElasticSampler
+from samebits.training.state.sampler import ElasticSampler
 
 COUNTS = st.integers(1, 40)
 WORLDS = st.integers(1, 12)

@@ -12,15 +12,15 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.core import equality
-from runtime.core.messages import Digest
-from runtime.core.point import Point
-from runtime.errors import UsageError
-from runtime.training.process import context
-from runtime.training.state import handlers, snapshot
-from runtime.training.state.compared import parts_of
-from runtime.training.state.handlers import OptimizerHandler, StateHandler, handler_of, register_handler
-from runtime.training.state.torch_state import TorchState
+from samebits.core import equality
+from samebits.core.messages import Digest
+from samebits.core.point import Point
+from samebits.errors import UsageError
+from samebits.training.process import context
+from samebits.training.state import handlers, snapshot
+from samebits.training.state.compared import parts_of
+from samebits.training.state.handlers import OptimizerHandler, StateHandler, handler_of, register_handler
+from samebits.training.state.torch_state import TorchState
 from tests.training.commits import Commits
 
 

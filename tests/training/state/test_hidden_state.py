@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.core.messages import MAX_ODDITY_CHARS
-from runtime.training import elastic
-from runtime.training.process import context
-from runtime.training.state.hidden_state import MOST_S, Finding, HiddenStateLook, sentence_of
-from runtime.training.state.training_slice import Place
+from samebits.core.messages import MAX_ODDITY_CHARS
+from samebits.training import elastic
+from samebits.training.process import context
+from samebits.training.state.hidden_state import MOST_S, Finding, HiddenStateLook, sentence_of
+from samebits.training.state.training_slice import Place
 from tests.training.commits import Commits
 from tests.training.state.hidden_scripts import HARMLESS, HIDDEN, script
 

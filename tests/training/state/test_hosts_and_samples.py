@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from runtime.core.hosts import Host, Hosts, Resting, parse
-from runtime.core.placement import Placement
-from runtime.errors import UsageError
-from runtime.training.process import context
-from runtime.training.state.sampler import ElasticSampler
+from samebits.core.hosts import Host, Hosts, Resting, parse
+from samebits.core.placement import Placement
+from samebits.errors import UsageError
+from samebits.training.process import context
+from samebits.training.state.sampler import ElasticSampler
 
 SAMPLES, BATCH, MOST, LEAST = 211, 3, 8, 1
 NAMES = "abcdef"

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.core.point import Point
-from runtime.errors import GenerationEndedError, UsageError
-from runtime.training.process import context
-from runtime.training.state.sampler import ElasticSampler
-from runtime.training.state.torch_state import TorchState
+from samebits.core.point import Point
+from samebits.errors import GenerationEndedError, UsageError
+from samebits.training.process import context
+from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.torch_state import TorchState
 from tests.training.commits import Commits, Net, backward, bits_of, small_state, train_one_step
 
 

@@ -12,13 +12,13 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from runtime.core.point import Point
-from runtime.errors import GenerationEndedError, UsageError
-from runtime.training.group import transfer
-from runtime.training.process import context
-from runtime.training.state import snapshot
-from runtime.training.state.local_sgd import LocalSGD
-from runtime.training.state.torch_state import TorchState
+from samebits.core.point import Point
+from samebits.errors import GenerationEndedError, UsageError
+from samebits.training.group import transfer
+from samebits.training.process import context
+from samebits.training.state import snapshot
+from samebits.training.state.local_sgd import LocalSGD
+from samebits.training.state.torch_state import TorchState
 from tests.training.commits import Commits
 
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.service import log
-from runtime.training.process import context
-from runtime.training.state.loop_habits import OutsideCounters
-from runtime.training.state.sampler import ElasticSampler
-from runtime.training.state.torch_state import TorchState
+from samebits.service import log
+from samebits.training.process import context
+from samebits.training.state.loop_habits import OutsideCounters
+from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.torch_state import TorchState
 from tests.training.commits import Commits
 
 Loop = Callable[[TorchState], None]

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from runtime.core.point import Point
-from runtime.training.process import context
-from runtime.training.state.torch_state import TorchState
+from samebits.core.point import Point
+from samebits.training.process import context
+from samebits.training.state.torch_state import TorchState
 from tests.training.commits import Commits, backward, bits_of, small_state, train_one_step
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.errors import AnomalyError, GenerationEndedError, UsageError
-from runtime.store.progress_report import ProgressReport, read_report
-from runtime.training.group import transfer
-from runtime.training.state.reporting import INTERVAL_S, Reporter
+from samebits.errors import AnomalyError, GenerationEndedError, UsageError
+from samebits.store.progress_report import ProgressReport, read_report
+from samebits.training.group import transfer
+from samebits.training.state.reporting import INTERVAL_S, Reporter
 
 
 class Desk:

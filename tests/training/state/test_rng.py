@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from runtime.training.state import rng
+from samebits.training.state import rng
 
 
 def drawn() -> list[Any]:

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from runtime.service.log import LOGGER
-from runtime.training.process import context
-from runtime.training.state.sampler import ElasticSampler
+from samebits.service.log import LOGGER
+from samebits.training.process import context
+from samebits.training.state.sampler import ElasticSampler
 
 
 @pytest.fixture

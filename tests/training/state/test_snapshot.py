@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from runtime.core.point import Point
-from runtime.errors import CheckpointError
-from runtime.store.checkpoint import Incoming, Outgoing, PointHeader, sizes_of
-from runtime.store.checkpoint.format.tensor_part import bytes_of
-from runtime.store.checkpoint.format.tree import encode
-from runtime.training.state import rng, snapshot
-from runtime.training.state.handlers import copied_tree
+from samebits.core.point import Point
+from samebits.errors import CheckpointError
+from samebits.store.checkpoint import Incoming, Outgoing, PointHeader, sizes_of
+from samebits.store.checkpoint.format.tensor_part import bytes_of
+from samebits.store.checkpoint.format.tree import encode
+from samebits.training.state import rng, snapshot
+from samebits.training.state.handlers import copied_tree
 
 DTYPES = [
     torch.bool,

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from runtime.core.point import Point
-from runtime.errors import CheckpointError, UsageError
-from runtime.store.checkpoint import PointHeader, read, scan, write_point
-from runtime.training.process import context
-from runtime.training.state import snapshot
-from runtime.training.state.checkpoint_config import CheckpointConfig
-from runtime.training.state.sampler import ElasticSampler
-from runtime.training.state.torch_state import TorchState
+from samebits.core.point import Point
+from samebits.errors import CheckpointError, UsageError
+from samebits.store.checkpoint import PointHeader, read, scan, write_point
+from samebits.training.process import context
+from samebits.training.state import snapshot
+from samebits.training.state.checkpoint_config import CheckpointConfig
+from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.torch_state import TorchState
 
 
 @pytest.fixture(autouse=True)

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.utils.data import DistributedSampler
 
-from runtime.core.point import Point
-from runtime.errors import HostsUpdatedInterrupt, UsageError
-from runtime.training import elastic
-from runtime.training.process import context
-from runtime.training.state import base_state, snapshot
-from runtime.training.state.sampler import ElasticSampler
-from runtime.training.state.torch_state import TorchState
+from samebits.core.point import Point
+from samebits.errors import HostsUpdatedInterrupt, UsageError
+from samebits.training import elastic
+from samebits.training.process import context
+from samebits.training.state import base_state, snapshot
+from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.torch_state import TorchState
 from tests.training.commits import Commits, backward, bits_of, small_state, train_one_step
 
 

@@ -15,10 +15,10 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from runtime.core.point import Point
-from runtime.errors import UsageError
-from runtime.training.process import context
-from runtime.training.state.torch_state import TorchState
+from samebits.core.point import Point
+from samebits.errors import UsageError
+from samebits.training.process import context
+from samebits.training.state.torch_state import TorchState
 from tests.training.commits import Commits
 
 

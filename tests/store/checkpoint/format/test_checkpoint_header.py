@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from runtime.errors import CheckpointError
-from runtime.store.checkpoint.format import safetensors_header as header_format
-from runtime.store.checkpoint.format.tensor_part import TensorPart
+from samebits.errors import CheckpointError
+from samebits.store.checkpoint.format import safetensors_header as header_format
+from samebits.store.checkpoint.format.tensor_part import TensorPart
 
 
 def decode(data: bytes) -> list[header_format.TensorEntry]:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.core.point import Point
-from runtime.errors import StoreError
-from runtime.store.checkpoint import prune, rank_directory, scan, verify
-from runtime.store.checkpoint.local import pruning
+from samebits.core.point import Point
+from samebits.errors import StoreError
+from samebits.store.checkpoint import prune, rank_directory, scan, verify
+from samebits.store.checkpoint.local import pruning
 from tests.store import killed_writer
 from tests.store.disk_faults import Disk, error, interposed, names_in
 from tests.store.points import JOB, change_byte, find, save

@@ -11,11 +11,11 @@ import safetensors
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.core.point import Point
-from runtime.errors import CheckpointError
-from runtime.store.checkpoint import BITS_BY_DTYPE, FoundPoint, PointHeader, TensorPart, read, verify, write_point
-from runtime.store.checkpoint.format import safetensors_header as header_format
-from runtime.store.checkpoint.format import tree
+from samebits.core.point import Point
+from samebits.errors import CheckpointError
+from samebits.store.checkpoint import BITS_BY_DTYPE, FoundPoint, PointHeader, TensorPart, read, verify, write_point
+from samebits.store.checkpoint.format import safetensors_header as header_format
+from samebits.store.checkpoint.format import tree
 from tests.store.disk_faults import names_in
 from tests.store.points import CHUNK_BYTES, JOB, LAYOUT, TREE, change_byte, find, header_of, one_of_each_dtype, save
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.point import Point
-from runtime.errors import CheckpointError, StoreError
-from runtime.store.checkpoint import (
+from samebits.core.point import Point
+from samebits.errors import CheckpointError, StoreError
+from samebits.store.checkpoint import (
     EntryState,
     PointHeader,
     folders_with_points,
@@ -22,8 +22,8 @@ from runtime.store.checkpoint import (
     tensor_entries,
     write_point,
 )
-from runtime.store.checkpoint.local import surveying
-from runtime.store.checkpoint.local.folder import parse_aside_name, parse_temporary_name
+from samebits.store.checkpoint.local import surveying
+from samebits.store.checkpoint.local.folder import parse_aside_name, parse_temporary_name
 from tests.store.disk_faults import closed
 from tests.store.points import CHUNK_BYTES, JOB, LAYOUT, TREE, change_byte, find, one_of_each_dtype, save
 

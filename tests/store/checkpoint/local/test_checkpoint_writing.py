@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.point import Point
-from runtime.errors import CheckpointError, StoreError
-from runtime.store.checkpoint import TensorPart, rank_directory, read, scan, verify, write_point
-from runtime.store.process_identity import ProcessIdentity
+from samebits.core.point import Point
+from samebits.errors import CheckpointError, StoreError
+from samebits.store.checkpoint import TensorPart, rank_directory, read, scan, verify, write_point
+from samebits.store.process_identity import ProcessIdentity
 from tests.store import killed_writer
 from tests.store.disk_faults import NO_SPACE, Disk, InterruptedHere, error, interposed, interrupt, names_in
 from tests.store.points import JOB, change_byte, find, header_of, save

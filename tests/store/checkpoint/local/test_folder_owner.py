@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from runtime.errors import StoreError
-from runtime.store.checkpoint.point_store import open_point_store
+from samebits.errors import StoreError
+from samebits.store.checkpoint.point_store import open_point_store
 from tests.store.points import JOB, JOB_NAME
 
 OTHER_USER = 65534

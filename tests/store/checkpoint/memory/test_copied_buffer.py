@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.point import Point
-from runtime.errors import CheckpointError, LockedError, StoreError
-from runtime.store.checkpoint import (
+from samebits.core.point import Point
+from samebits.errors import CheckpointError, LockedError, StoreError
+from samebits.store.checkpoint import (
     MemoryRoom,
     copied_slots,
     open_point_store,
@@ -22,9 +22,15 @@ from runtime.store.checkpoint import (
     sweep,
     verify,
 )
-from runtime.store.checkpoint.memory import memory_buffer, sealed_buffer
-from runtime.store.checkpoint.memory.copied_buffer import CopyOffer, IncomingCopy, OutgoingCopy, has_copy, outgoing_copy
-from runtime.store.checkpoint.memory.memory_room import SWEPT_AFTER_S
+from samebits.store.checkpoint.memory import memory_buffer, sealed_buffer
+from samebits.store.checkpoint.memory.copied_buffer import (
+    CopyOffer,
+    IncomingCopy,
+    OutgoingCopy,
+    has_copy,
+    outgoing_copy,
+)
+from samebits.store.checkpoint.memory.memory_room import SWEPT_AFTER_S
 from tests.store.points import CHUNK_BYTES, JOB
 from tests.store.slots import content_of, fill, fill_and_hash
 

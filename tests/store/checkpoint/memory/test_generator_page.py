@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.point import Point
-from runtime.errors import StoreError
-from runtime.store.checkpoint.memory import generator_page
-from runtime.store.checkpoint.memory.generator_page import (
+from samebits.core.point import Point
+from samebits.errors import StoreError
+from samebits.store.checkpoint.memory import generator_page
+from samebits.store.checkpoint.memory.generator_page import (
     ENTRY_BYTES,
     FILE_BYTES,
     MAX_STATE_BYTES,
@@ -25,7 +25,7 @@ from runtime.store.checkpoint.memory.generator_page import (
     orphaned_pages,
     read_page,
 )
-from runtime.store.checkpoint.memory.memory_room import SWEPT_AFTER_S, remove_room, room_path, sweep
+from samebits.store.checkpoint.memory.memory_room import SWEPT_AFTER_S, remove_room, room_path, sweep
 
 COMMIT, BEFORE = EntryKind.COMMIT, EntryKind.BEFORE_COLLECTIVE
 JOB = "job-1"

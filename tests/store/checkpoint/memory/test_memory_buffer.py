@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from runtime.core.point import Point
-from runtime.errors import CheckpointError, LockedError, StoreError
-from runtime.store.checkpoint import MemoryRoom, points_in_memory, read, remove_room, sweep, verify
-from runtime.store.checkpoint.memory import sealed_buffer
-from runtime.store.checkpoint.memory.memory_buffer import (
+from samebits.core.point import Point
+from samebits.errors import CheckpointError, LockedError, StoreError
+from samebits.store.checkpoint import MemoryRoom, points_in_memory, read, remove_room, sweep, verify
+from samebits.store.checkpoint.memory import sealed_buffer
+from samebits.store.checkpoint.memory.memory_buffer import (
     HEADER_BYTES,
     BufferGoneError,
     SlotHeader,
     Stage,
     decode_header,
 )
-from runtime.store.checkpoint.memory.memory_room import SWEPT_AFTER_S, is_being_hashed, room_path
+from samebits.store.checkpoint.memory.memory_room import SWEPT_AFTER_S, is_being_hashed, room_path
 from tests.store.points import JOB, change_byte
 from tests.store.slots import content_of, fill, fill_and_hash, hash_slot
 
@@ -375,8 +375,8 @@ def test_memory_that_is_not_there_is_refused_and_given_back(tmp_path: Path, repo
     program = (
         "import resource, sys\n"
         "from pathlib import Path\n"
-        "from runtime.errors import StoreError\n"
-        "from runtime.store.checkpoint import MemoryRoom\n"
+        "from samebits.errors import StoreError\n"
+        "from samebits.store.checkpoint import MemoryRoom\n"
         "from tests.store.slots import fill\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))\n"
         "room = MemoryRoom(Path(sys.argv[1]), 'job', 0)\n"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from runtime.core.point import Point
-from runtime.store.checkpoint import Checkpoint, Pruning, Retention, TensorPart
-from runtime.store.checkpoint.remote.attempt import RemotePoint
-from runtime.store.checkpoint.remote.remote_points import RemotePointStore
+from samebits.core.point import Point
+from samebits.store.checkpoint import Checkpoint, Pruning, Retention, TensorPart
+from samebits.store.checkpoint.remote.attempt import RemotePoint
+from samebits.store.checkpoint.remote.remote_points import RemotePointStore
 from tests.store.points import LAYOUT, header_of
 
 CHUNK_BYTES = 100

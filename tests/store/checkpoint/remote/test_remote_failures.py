@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import s3fs
 
-from runtime.errors import StoreError
-from runtime.store.checkpoint.remote import object_store, s3_answers
-from runtime.store.checkpoint.remote.object_store import ObjectStore
-from runtime.store.checkpoint.remote.remote_points import RemotePointStore, slots_at
+from samebits.errors import StoreError
+from samebits.store.checkpoint.remote import object_store, s3_answers
+from samebits.store.checkpoint.remote.object_store import ObjectStore
+from samebits.store.checkpoint.remote.remote_points import RemotePointStore, slots_at
 from tests.store.checkpoint.conftest import Folder
 from tests.store.checkpoint.remote.remote_points import assert_is, find, points, prune, save
 from tests.store.checkpoint.remote.s3_server import CREDENTIALS, S3Server
@@ -145,7 +145,7 @@ def test_a_scheme_that_nobody_knows() -> None:
 
 def test_credentials_are_shown_nowhere(caplog: pytest.LogCaptureFixture) -> None:
     assert ObjectStore("hdfs://me:ver@y/secret@host/x").url == "hdfs://(hidden)@host/x"
-    with socket.socket() as nobody, caplog.at_level(logging.DEBUG, "runtime"):
+    with socket.socket() as nobody, caplog.at_level(logging.DEBUG, "samebits"):
         nobody.bind(("127.0.0.1", 0))
         url = f"ftp://me:verysecret@127.0.0.1:{nobody.getsockname()[1]}/x"
         with pytest.raises(StoreError) as failure:
@@ -167,7 +167,7 @@ def test_what_a_library_says_is_told_without_credentials(monkeypatch: pytest.Mon
 
 
 def test_a_local_job_never_imports_fsspec() -> None:
-    program = "import sys, runtime.store.checkpoint; sys.exit('fsspec' in sys.modules)"
+    program = "import sys, samebits.store.checkpoint; sys.exit('fsspec' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
 
 

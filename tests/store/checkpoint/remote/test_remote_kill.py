@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from runtime.errors import CheckpointError
+from samebits.errors import CheckpointError
 from tests.store.checkpoint.conftest import Folder
 from tests.store.checkpoint.remote.remote_points import assert_is, points, prune, save
 from tests.store.checkpoint.remote.remote_uploader import KEPT

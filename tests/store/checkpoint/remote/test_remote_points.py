@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import safetensors
 
-from runtime.core.point import Point
-from runtime.errors import CheckpointError, ForeignFolderError, StoreError
-from runtime.store.checkpoint import Pruning, Retention, unpack
-from runtime.store.checkpoint.remote import object_store
-from runtime.store.checkpoint.remote.remote_points import slots_at
+from samebits.core.point import Point
+from samebits.errors import CheckpointError, ForeignFolderError, StoreError
+from samebits.store.checkpoint import Pruning, Retention, unpack
+from samebits.store.checkpoint.remote import object_store
+from samebits.store.checkpoint.remote.remote_points import slots_at
 from tests.store.checkpoint.conftest import Folder
 from tests.store.checkpoint.remote.remote_points import CHUNK_BYTES, assert_is, find, points, prune, save
 from tests.store.checkpoint.remote.s3_server import S3Server

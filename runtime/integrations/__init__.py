@@ -1,5 +1,0 @@
-"""Faces towards other people's training loops, one module each: ``runtime.integrations.accelerate`` and the others.
-
-Each is imported by who uses it, with the extra of the same name installed; what it shows lives in
-``runtime.training.integrations``, so that a process that only serves never loads torch.
-"""

@@ -1,0 +1,106 @@
+"""SameBits: a PyTorch training job that kill -9 cannot end.
+
+The public names; each is imported when it is first used, so that a scheduler never loads torch::
+
+    import samebits
+    samebits.init()
+    state = samebits.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0)
+
+    @samebits.elastic.run
+    def train(state): ...
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from samebits.faces.checkpoints import CheckpointRecovery as CheckpointRecovery
+    from samebits.faces.checkpoints import ModelCheckpoint as ModelCheckpoint
+    from samebits.faces.consistency import ConsistencyProtocol as ConsistencyProtocol
+    from samebits.faces.consistency import ConsistencyRecovery as ConsistencyRecovery
+    from samebits.faces.consistency import StateSynchronization as StateSynchronization
+    from samebits.faces.health import HealthChecker as HealthChecker
+    from samebits.faces.heartbeats import HeartbeatDetector as HeartbeatDetector
+    from samebits.faces.losses import LossMonitor as LossMonitor
+    from samebits.faces.model import Model as Model
+    from samebits.training import elastic as elastic
+    from samebits.training.process import key_value as kv
+    from samebits.training.process.context import get_local_rank as get_local_rank
+    from samebits.training.process.context import get_rank as get_rank
+    from samebits.training.process.context import get_world_size as get_world_size
+    from samebits.training.process.context import init as init
+    from samebits.training.process.context import is_spare as is_spare
+    from samebits.training.process.figures import report as report
+    from samebits.training.process.job_status import JobStatus as JobStatus
+    from samebits.training.process.job_status import status as status
+    from samebits.training.process.work_queue import WorkQueue as WorkQueue
+    from samebits.training.run.whereabouts import expect_pause as expect_pause
+    from samebits.training.state.checkpoint_config import CheckpointConfig as CheckpointConfig
+    from samebits.training.state.checkpoint_config import StepLog as StepLog
+    from samebits.training.state.global_batch import GlobalBatch as GlobalBatch
+    from samebits.training.state.sampler import ElasticSampler as ElasticSampler
+
+_HOME = {
+    "CheckpointConfig": "samebits.training.state.checkpoint_config",
+    "CheckpointRecovery": "samebits.faces.checkpoints",
+    "ConsistencyProtocol": "samebits.faces.consistency",
+    "ConsistencyRecovery": "samebits.faces.consistency",
+    "ElasticSampler": "samebits.training.state.sampler",
+    "GlobalBatch": "samebits.training.state.global_batch",
+    "HealthChecker": "samebits.faces.health",
+    "HeartbeatDetector": "samebits.faces.heartbeats",
+    "JobStatus": "samebits.training.process.job_status",
+    "LossMonitor": "samebits.faces.losses",
+    "Model": "samebits.faces.model",
+    "ModelCheckpoint": "samebits.faces.checkpoints",
+    "StateSynchronization": "samebits.faces.consistency",
+    "StepLog": "samebits.training.state.checkpoint_config",
+    "WorkQueue": "samebits.training.process.work_queue",
+    "elastic": "samebits.training.elastic",
+    "expect_pause": "samebits.training.run.whereabouts",
+    "get_local_rank": "samebits.training.process.context",
+    "get_rank": "samebits.training.process.context",
+    "get_world_size": "samebits.training.process.context",
+    "init": "samebits.training.process.context",
+    "is_spare": "samebits.training.process.context",
+    "kv": "samebits.training.process.key_value",
+    "report": "samebits.training.process.figures",
+    "status": "samebits.training.process.job_status",
+}
+
+__all__ = [
+    "CheckpointConfig",
+    "CheckpointRecovery",
+    "ConsistencyProtocol",
+    "ConsistencyRecovery",
+    "ElasticSampler",
+    "GlobalBatch",
+    "HealthChecker",
+    "HeartbeatDetector",
+    "JobStatus",
+    "LossMonitor",
+    "Model",
+    "ModelCheckpoint",
+    "StateSynchronization",
+    "StepLog",
+    "WorkQueue",
+    "elastic",
+    "expect_pause",
+    "get_local_rank",
+    "get_rank",
+    "get_world_size",
+    "init",
+    "is_spare",
+    "kv",
+    "report",
+    "status",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'samebits' has no attribute {name!r}")
+    home = importlib.import_module(_HOME[name])
+    return home if name in ("elastic", "kv") else getattr(home, name)

@@ -1,0 +1,394 @@
+"""The composition root: ``python -m samebits <subcommand>``, also installed as ``samebits``.
+
+Here is the table of subcommands, and what only a root may do: put the scheduler's service together and run it, and
+turn an error of ours into a sentence and its exit status. Each of the others is a module of ``samebits.ops``, imported
+when it is called. The one idea: a subcommand is one line of the table.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from samebits.commands import near_name, spelled
+from samebits.errors import SameBitsError, StoreError
+from samebits.printable import PrintableStream, raw_of
+from samebits.store import durable
+
+Arguments = Sequence[str]
+
+
+def main(argv: Arguments | None = None) -> int:
+    """Run one subcommand; returns the exit status.
+
+    Args:
+        argv: the words after the program's name; those of this process where None.
+    """
+    _open_standard_streams()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal that knows no `·` is no reason to fail
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        with _printable_output():
+            try:
+                return _run(words)
+            finally:
+                print(end="", flush=True)
+    except BrokenPipeError:
+        if not _output_is_closed():
+            raise
+        # What it still holds would fail once more when Python flushes it at the end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE  # whoever read has enough, as with `samebits steps | head`
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"samebits: {where}{durable.reason_of(error)}", file=sys.stderr, flush=True)
+        return StoreError.exit_code
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
+
+
+def _open_standard_streams() -> None:
+    """Open ``/dev/null`` for each standard stream that was closed when this process was started.
+
+    Else the next file that is opened, a lock or a log, would take its number.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            null = os.open(os.devnull, os.O_RDWR)  # the lowest number that is free: this one, unless it was taken since
+            stream = os.fdopen(null, mode, encoding="utf-8", errors="backslashreplace", closefd=False)
+            setattr(sys, name, stream)
+
+
+def _run(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(_usage())
+        return 0 if words else _WRONG_USAGE
+    subcommand = next((entry for entry in SUBCOMMANDS if entry.name == words[0]), None)
+    if subcommand is None:
+        meant = near_name(words[0], (entry.name for entry in SUBCOMMANDS))
+        more = f": did you mean {meant}? Fix: samebits --help lists all" if meant else f"\n{_usage()}"
+        print(f"samebits: there is no subcommand {words[0]!r}{more}", file=sys.stderr)
+        return _WRONG_USAGE
+    try:
+        return subcommand.run(words[1:])
+    except SameBitsError as error:
+        for line in str(error).splitlines():
+            print(f"samebits: {line}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+@contextlib.contextmanager
+def _printable_output() -> Iterator[None]:
+    """Let no control character out by ``print``: what is shown may come from a file or a process of another's."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (None if one is None else PrintableStream(raw_of(one)) for one in before)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+
+
+def _output_is_closed() -> bool:
+    """Whether nobody reads standard output any more (poll(2))."""
+    output = select.poll()
+    output.register(sys.stdout, 0)
+    return bool(output.poll(0))
+
+
+# ---- the subcommands
+
+
+def _scheduler(arguments: Arguments) -> int:
+    import argparse
+
+    from samebits import config
+    from samebits.config import Role
+    from samebits.errors import SettingsError
+    from samebits.service import log
+    from samebits.service.scheduler import SchedulerService, exit_code_of
+    from samebits.store.owner import claim_folder
+
+    argparse.ArgumentParser(
+        prog="samebits scheduler",
+        description="Serve as a job's scheduler until the job is over; the environment says for whom and where. Exits "
+        "with 0 when the job finished. What it knows survives kill -9: start it again in the same way.",
+    ).parse_args(arguments)
+    settings, warnings = config.read(role_required=False)
+    if settings.role is Role.WORKER:
+        raise SettingsError(["ROLE=worker: this command is the scheduler's. Fix: export ROLE=scheduler, or unset it"])
+    if settings.role is Role.SCHEDULER:
+        settings, warnings = config.read()
+    elif not settings.worker_num:
+        raise SettingsError(["WORKER_NUM is not set: expected the number of workers. Fix: export WORKER_NUM=4"])
+    log.set_up("scheduler")
+    for warning in warnings:
+        log.warn(warning)
+
+    def claim_logs(job: str, name: str) -> None:
+        if settings.enable_recovery and settings.log_dir.is_dir():
+            claim_folder(settings.log_dir, job, name)
+
+    service = SchedulerService(replace(settings, role=Role.SCHEDULER), on_job=claim_logs)
+    # In the foreground of a terminal; where a starter ignores SIGINT for its processes it stays ignored.
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, lambda *_: service.stop("Ctrl-C at the scheduler"))
+    signal.signal(signal.SIGTERM, lambda *_: service.abandon())
+    ended = service.serve()
+    if exit_code_of(ended):
+        log.warn(ended.text)
+    return exit_code_of(ended)
+
+
+def _status(arguments: Arguments) -> int:
+    from samebits.ops import show
+
+    return show.main(arguments)
+
+
+def _follow(arguments: Arguments) -> int:
+    from samebits.ops import follow
+
+    return follow.main(arguments)
+
+
+def _ps(arguments: Arguments) -> int:
+    from samebits.ops import ps
+
+    return ps.main(arguments)
+
+
+def _stack(arguments: Arguments) -> int:
+    from samebits.ops import stack
+
+    return stack.main(arguments)
+
+
+def _logs(arguments: Arguments) -> int:
+    from samebits.ops import log_lines
+
+    return log_lines.main(arguments)
+
+
+def _stop(arguments: Arguments) -> int:
+    from samebits.ops import stop
+
+    return stop.main(arguments)
+
+
+def _start(arguments: Arguments) -> int:
+    from samebits.ops import run
+
+    return run.main(arguments)
+
+
+def _recover(arguments: Arguments) -> int:
+    from samebits.ops import recover
+
+    return recover.main(arguments)
+
+
+def _add(arguments: Arguments) -> int:
+    from samebits.ops import resizing
+
+    return resizing.add(arguments)
+
+
+def _clean(arguments: Arguments) -> int:
+    from samebits.ops import clean
+
+    return clean.main(arguments)
+
+
+def _remove(arguments: Arguments) -> int:
+    from samebits.ops import resizing
+
+    return resizing.remove(arguments)
+
+
+def _ckpt(arguments: Arguments) -> int:
+    from samebits.ops.ckpt import command
+
+    return command.main(arguments)
+
+
+def _env(arguments: Arguments) -> int:
+    from samebits.ops import environment
+
+    return environment.main(arguments)
+
+
+def _plain(arguments: Arguments) -> int:
+    import argparse
+
+    from samebits.service import plain
+
+    parser = argparse.ArgumentParser(
+        prog="samebits plain",
+        description="Hold a worker's seat, as the environment says, and run a script there that is not ported; "
+        "`samebits run --plain` starts one of these for each worker.",
+        usage="%(prog)s -- PROGRAM [arguments ...]",
+    )
+    if "--" not in arguments[:1]:
+        parser.parse_args(arguments)
+    if len(arguments) < 2:
+        parser.error("which script? As in `-- python train.py`")
+    return plain.main(arguments[1:])
+
+
+def _exit_codes(arguments: Arguments) -> int:
+    from samebits.ops import exit_codes
+
+    return exit_codes.main(arguments)
+
+
+def _causes(arguments: Arguments) -> int:
+    from samebits.ops import causes
+
+    return causes.main(arguments)
+
+
+def _ranktable(arguments: Arguments) -> int:
+    from samebits.ops import rank_table
+
+    return rank_table.main(arguments)
+
+
+def _doctor(arguments: Arguments) -> int:
+    from samebits.ops import doctor
+
+    return doctor.main(arguments)
+
+
+def _steps(arguments: Arguments) -> int:
+    from samebits.ops import steps
+
+    return steps.main(arguments)
+
+
+def _history(arguments: Arguments) -> int:
+    from samebits.ops import history_show
+
+    return history_show.main(arguments)
+
+
+def _dashboard(arguments: Arguments) -> int:
+    from samebits.dashboard import command
+
+    return command.main(arguments)
+
+
+def _report(arguments: Arguments) -> int:
+    from samebits.dashboard import report
+
+    return report.main(arguments)
+
+
+def _trace(arguments: Arguments) -> int:
+    from samebits.ops import trace
+
+    return trace.main(arguments)
+
+
+def _slurm(arguments: Arguments) -> int:
+    from samebits.ops import slurm
+
+    return slurm.main(arguments)
+
+
+def _scale(arguments: Arguments) -> int:
+    from samebits.ops import resizing
+
+    return resizing.scale(arguments)
+
+
+def _drain(arguments: Arguments) -> int:
+    from samebits.ops import draining
+
+    return draining.main(arguments)
+
+
+def _autoscale(arguments: Arguments) -> int:
+    from samebits.ops import autoscaling
+
+    return autoscaling.main(arguments)
+
+
+def _probe(arguments: Arguments) -> int:
+    from samebits.ops import probe
+
+    return probe.main(arguments)
+
+
+def _keep(arguments: Arguments) -> int:
+    from samebits.ops import keeping
+
+    return keeping.main(arguments)
+
+
+def _drill(arguments: Arguments) -> int:
+    from samebits.ops.drill import command
+
+    return command.main(arguments)
+
+
+@dataclass(frozen=True, slots=True)
+class Subcommand:
+    """One line of the table; ``run`` takes the words after its name and returns the exit status."""
+
+    name: str
+    summary: str
+    run: Callable[[Arguments], int]
+
+
+SUBCOMMANDS = (
+    Subcommand("run", "start a job here and follow it to its end", _start),
+    Subcommand("recover", "bring back what is gone of the job here, and follow it", _recover),
+    Subcommand("scheduler", "serve as a job's scheduler", _scheduler),
+    Subcommand("status", "show how the job stands; --json for programs", _status),
+    Subcommand("history", "show what happened, every recovery and where the time went; --follow, --json", _history),
+    Subcommand("dashboard", "serve a page that shows the job, live and after its end", _dashboard),
+    Subcommand("report", "write all that is known of the job into one HTML file; --json", _report),
+    Subcommand("trace", "send registers, recoveries and checkpoints as OpenTelemetry spans; --json", _trace),
+    Subcommand("drill", "run a script undisturbed and under faults, and compare the bits", _drill),
+    Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _follow),
+    Subcommand("ps", "list the job's processes on this machine; --json for programs", _ps),
+    Subcommand("stack", "show in which line of the script each worker of this machine is, and its threads", _stack),
+    Subcommand("logs", "show the ends of the logs; -f stays, a RANK shows one worker's", _logs),
+    Subcommand("probe", "say whether a process of the job is alive or ready, for Kubernetes and such", _probe),
+    Subcommand("keep", "run a process as a container's own, and start it again as long as that can help", _keep),
+    Subcommand("slurm", "for scripts/slurm: print which process runs where in a Slurm allocation", _slurm),
+    Subcommand("stop", "end the job gracefully; it can go on from there", _stop),
+    Subcommand("add", "start workers of this machine that join the job", _add),
+    Subcommand("remove", "have a worker of this machine leave the job after its present step", _remove),
+    Subcommand("drain", "have workers, or all of a host, leave at their next commit, and wait for it", _drain),
+    Subcommand("scale", "bring the job to so many workers", _scale),
+    Subcommand("autoscale", "size the job by its load and by what a worker gains", _autoscale),
+    Subcommand("clean", "free memory and folders that this folder's jobs left, after asking", _clean),
+    Subcommand("ckpt", "list, verify, show or export checkpoints, also while the job trains", _ckpt),
+    Subcommand("steps", "show the step logs, and where two of them differ", _steps),
+    Subcommand("env", "print the table of environment variables", _env),
+    Subcommand("plain", "hold a worker's seat for a script that is not ported", _plain),
+    Subcommand("exit-codes", "print what a process ends with, and whether trying again helps", _exit_codes),
+    Subcommand("causes", "print what is taken for which cause, and what is done about it", _causes),
+    Subcommand("ranktable", "check, make and join Ascend's rank tables", _ranktable),
+    Subcommand("doctor", "check what a job needs on this machine", _doctor),
+)
+
+_WRONG_USAGE = 2  # as argparse has it
+
+
+def _usage() -> str:
+    width = max(len(entry.name) for entry in SUBCOMMANDS)
+    rows = "\n".join(f"  {entry.name:<{width}}  {entry.summary}" for entry in SUBCOMMANDS)
+    return f"usage: samebits <subcommand> [--help]\n\nA job is started with {spelled('run')}.\n\n{rows}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

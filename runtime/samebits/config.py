@@ -1,0 +1,595 @@
+"""What the environment says: the only module that reads or writes ``os.environ``.
+
+Here live the reader that turns an environment into frozen ``Settings``, the checks between values, and the few names
+that are written back for torch. Never here: name resolution, files, sockets, the clock. The one idea: everything
+follows from the entries of ``samebits.settings_table``; all problems are collected and raised at once, and a secret's
+value appears in none of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+import re
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from samebits.commands import spelled
+from samebits.errors import SettingsError
+from samebits.scheduler_hosts import addresses_in
+from samebits.settings_table import (
+    OF_A_SHELL,
+    VARIABLES,
+    HostRest,
+    Role,
+    Scope,
+    Variable,
+    WrongValueError,
+    environment_table,
+    environment_table_zh,
+    folder_or_url,
+)
+from samebits.urls import without_credentials
+
+__all__ = [
+    "KEPT_NAMES",
+    "OF_A_SHELL",
+    "Role",
+    "Settings",
+    "WrongValueError",
+    "alone",
+    "default_to_one_thread",
+    "environment_table",
+    "environment_table_zh",
+    "fixed_settings",
+    "folder_or_url",
+    "host_launch",
+    "is_loopback",
+    "is_plain",
+    "is_shell_name",
+    "kept_environment",
+    "leave_failures_to_us",
+    "mark_worker",
+    "parent_worker",
+    "publish",
+    "publish_place",
+    "read",
+    "replace_environment",
+    "require_secret",
+    "secret_environment",
+    "visible_npus",
+    "whole_environment",
+    "withdraw_place",
+]
+
+_WORKER_PID = "SAMEBITS_WORKER_PID"
+_PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
+
+PREFIX = "MS_"
+_BY_NAME = {variable.name: variable for variable in VARIABLES}
+_NEAR = 0.88
+"""How alike two names are (difflib) where one is the other misspelt: NODEID and NODE_ID are, NODE_IP is not."""
+_SHORTEST_UNCLEAR = 6
+"""Letters of a name that has too many honest neighbours to ask: ROLE and DEVICE."""
+
+FIRST_INHERITED = 3  # SD_LISTEN_FDS_START
+
+KEPT_NAMES: tuple[str, ...] = (
+    *(
+        prefix + variable.name
+        for variable in VARIABLES
+        if not variable.secret and variable.scope is not Scope.PROCESS
+        for prefix in ("", PREFIX)
+    ),
+    *("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "LD_PRELOAD", "DATA_PATH", "*_VISIBLE_DEVICES"),
+    *("OMP_*", "MKL_*", "KMP_*", "ATEN_*", "CUDA_*", "CUBLAS_*", "NCCL_*", "HCCL_*", "TORCH_*", "PYTORCH_*"),
+    "PYTHONHASHSEED",
+)
+"""Patterns of the names a restart keeps: the job's own, and what else libraries compute by. Not ROLE and NODE_ID:
+whoever starts a process tells it those."""
+
+
+_NAMES_OF_A_JOB = ("ROLE", "WORKER_NUM", "SCHED_HOST", "SCHED_PORT", "SCHED_BIND", "NODE_ID")
+_NOTHING_SAID = (
+    "ROLE and WORKER_NUM are not set, so nothing says what this process is in which job. Fix: start the script with "
+    f"`{spelled('run', 'train.py')}`, which sets both in every process of the job"
+)
+_PLAIN_SCRIPT = (
+    "ROLE is not set: PLAIN=1 is for a script that is not ported, whose launcher holds the seat, and this one calls "
+    "samebits.init(). Fix: start the job without --plain and PLAIN=1, or take samebits' calls out of the script"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The values of ``VARIABLES``, typed. Folders are as given: relative ones are below the current folder.
+    ``checkpoint_path`` is a text where it is a URL.
+
+    ``role`` is None, and ``worker_num`` with its bounds 0, only where a tool reads without ``role_required``.
+    """
+
+    role: Role | None
+    worker_num: int
+    sched_host: str
+    sched_port: int
+    sched_bind: str | None
+    node_id: str | None
+    job_id: str | None
+    enable_recovery: bool
+    rebuild: bool
+    recovery_path: Path
+    register_cooldown_s: float
+    heartbeat_interval_s: float
+    node_timeout_s: float
+    lease_detector: str
+    reconnect_grace_s: float
+    topo_timeout_s: float
+    watchdog: bool
+    step_timeout_s: float | None
+    hang: str
+    cause_table: Path | None
+    loss_anomaly: str
+    hidden_state: str
+    consistency_every: int | str
+    consistency: str
+    audit: int
+    preflight: bool
+    straggler: str
+    straggler_factor: float
+    health_interval_s: float
+    health_cpu: str
+    health_cpu_limit: float
+    health_memory: str
+    health_memory_limit: float
+    health_disk: str
+    health_disk_limit: float
+    health_device_errors: str
+    health_device_heat: str
+    health_device_heat_limit: int
+    health_device_slowed: str
+    health_device_memory: str
+    health_device_memory_limit: float
+    health_device_shared: str
+    min_worker_num: int
+    max_worker_num: int
+    start_grace_s: float
+    shrink_grace_s: float
+    reset_limit: int
+    host_discovery_script: str | None
+    host_launch: str | None
+    host_slots: int
+    host_rest_s: HostRest
+    preemption_command: str | None
+    max_restarts: int
+    recover_strategy: str
+    recover_attempts: int
+    process_recover: bool | None
+    pod_rescheduling: bool | None
+    monitor_interval_s: float
+    shutdown_timeout_s: float
+    plain: bool
+    die_with_me: bool
+    spare_num: int
+    checkpoint_path: Path | str
+    compile_cache_path: Path | None
+    op_compile: str | None
+    log_dir: Path
+    probe_file: Path | None
+    dashboard_port: int | None
+    dashboard_actions: bool
+    job_name: str
+    device: str | None
+    collective_backend: str | None
+    cluster_secret: str | None = field(repr=False)
+    cluster_secret_file: Path | None
+    cluster_insecure: bool
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def read(environ: Mapping[str, str] = os.environ, *, role_required: bool = True) -> tuple[Settings, list[str]]:
+    """The settings that ``environ`` asks for, and warnings to show once; a function of its arguments only.
+
+    ``role_required=False`` is for tools such as ``status``: ROLE and WORKER_NUM may then be absent.
+
+    Raises:
+        SettingsError: with every problem found, in the table's order, then the relations between values.
+    """
+    reading = _Reading(environ, role_required)
+    for variable in VARIABLES:
+        reading.take(variable)
+    reading.check_relations()
+    if reading.problems:
+        raise SettingsError(reading.problems)
+    return Settings(**reading.values), [*reading.warnings, *_misspelt(environ)]
+
+
+class _Reading:
+    """One pass over the table: what was read so far (by field), under which name it was found, and what is wrong."""
+
+    def __init__(self, environ: Mapping[str, str], role_required: bool) -> None:
+        self.environ = environ
+        self.role_required = role_required
+        self.values: dict[str, Any] = {}
+        self.shown: dict[str, str] = {}
+        """By variable name: ``NAME=value`` as found, or with its default; only of variables that could be read."""
+        self.problems: list[str] = []
+        self.warnings: list[str] = []
+
+    def take(self, variable: Variable) -> None:
+        plain, prefixed = self.environ.get(variable.name, ""), self.environ.get(PREFIX + variable.name, "")
+        if variable.name == "NODE_ID" and self.values.get("role") is Role.SCHEDULER:
+            plain = prefixed = ""  # scripts leak a worker's MS_NODE_ID into the scheduler, whose identity is the lock
+        name, text = (variable.name, plain) if plain else (PREFIX + variable.name, prefixed)
+        if not text:
+            self._take_default(variable)
+            return
+        found = _shown(variable, name, text)
+        try:
+            value = variable.kind.parse(text)
+        except WrongValueError as wrong:
+            why = f"{wrong.why}; " if wrong.why else ""
+            fix = wrong.fix.format(name=name) or _fix(variable, name)
+            self.problems.append(f"{found}: {why}expected {variable.kind.expected}. Fix: {fix}")
+            return
+        if plain and prefixed and not _reads_as(variable, prefixed, value):
+            other = _shown(variable, PREFIX + variable.name, prefixed)
+            self.warnings.append(f"{found} is used; {other} differs and is ignored. Fix: unset one of the two")
+        self.values[variable.field] = value
+        self.shown[variable.name] = found
+        if not variable.capability.built:
+            self.problems.append(
+                f"{found}: not built yet in this release ({variable.capability.name}); expected no value. "
+                f"Fix: unset {name}; {variable.capability.meanwhile}"
+            )
+
+    def _take_default(self, variable: Variable) -> None:
+        if variable.required:
+            if self.role_required and self._says_nothing():
+                self.problems += [_NOTHING_SAID] if variable.name == "ROLE" else []
+            elif self.role_required and self._is_in_a_plain_script():
+                self.problems += [_PLAIN_SCRIPT] if variable.name == "ROLE" else []
+            elif self.role_required:
+                fix = _fix(variable, variable.name)
+                self.problems.append(f"{variable.name} is not set: expected {variable.kind.expected}. Fix: {fix}")
+            else:
+                self.values[variable.field] = None if variable.name == "ROLE" else 0
+        elif variable.default is None:
+            self.values[variable.field] = None
+        elif (same_as := _BY_NAME.get(variable.default)) is not None:
+            if same_as.field in self.values:
+                self.values[variable.field] = self.values[same_as.field]
+                self.shown[variable.name] = f"{variable.name}={self.values[same_as.field]} (default)"
+        else:
+            self.values[variable.field] = variable.kind.parse(variable.default)
+            self.shown[variable.name] = f"{variable.name}={variable.default} (default)"
+
+    def _says_nothing(self) -> bool:
+        """Whether no required variable is set: then a script was started by hand that the scripts start."""
+        names = [prefix + one.name for one in VARIABLES if one.required for prefix in ("", PREFIX)]
+        return not any(self.environ.get(name) for name in names)
+
+    def _is_in_a_plain_script(self) -> bool:
+        """Whether a plain script's launcher has made this environment: with a rank, and without its own role."""
+        return is_plain(self.environ) and bool(self.environ.get("RANK"))
+
+    def check_relations(self) -> None:
+        """What no variable can get wrong alone; a relation with an unreadable value is left until that is fixed."""
+        self._check_times()
+        self._check_bounds()
+        self._check_listening()
+        values = self.values
+        if values.get("role") is Role.WORKER and values.get("enable_recovery") and values.get("node_id", "") is None:
+            self.warnings.append(
+                "NODE_ID is not set although ENABLE_RECOVERY=1: started again, this process would be a stranger to the "
+                "scheduler and not get its rank back. Fix: export NODE_ID=<0 to WORKER_NUM - 1>, another one in each "
+                "worker"
+            )
+        if values.get("cluster_secret") is not None:
+            values["cluster_secret_file"] = None
+
+    def _check_times(self) -> None:
+        values, shown = self.values, self.shown
+        interval_s, timeout_s = values.get("heartbeat_interval_s"), values.get("node_timeout_s")
+        topo_timeout_s = values.get("topo_timeout_s")
+        if interval_s is not None and timeout_s is not None and 2 * interval_s > timeout_s:
+            self.problems.append(
+                f"{shown['HEARTBEAT_INTERVAL']}, {shown['NODE_TIMEOUT']}: one late heartbeat would lose a node; "
+                f"expected 2 × HEARTBEAT_INTERVAL ≤ NODE_TIMEOUT. Fix: export NODE_TIMEOUT={2 * interval_s:.15g} or "
+                f"export HEARTBEAT_INTERVAL={timeout_s / 2:.15g}"
+            )
+        if timeout_s is not None and topo_timeout_s is not None and timeout_s > topo_timeout_s:
+            self.problems.append(
+                f"{shown['NODE_TIMEOUT']}, {shown['TOPO_TIMEOUT']}: a round would give up before a loss is noticed; "
+                f"expected NODE_TIMEOUT ≤ TOPO_TIMEOUT. Fix: export TOPO_TIMEOUT={timeout_s:.15g} or "
+                f"export NODE_TIMEOUT={topo_timeout_s:.15g}"
+            )
+
+    def _check_bounds(self) -> None:
+        names = [name for name in ("MIN_WORKER_NUM", "WORKER_NUM", "MAX_WORKER_NUM") if name in self.shown]
+        sizes = [self.values[_BY_NAME[name].field] for name in names]
+        if sizes != sorted(sizes):
+            given = [self.shown[name] for name in names if name != "WORKER_NUM"]
+            bounds = [found.partition("=")[0] for found in given if not found.endswith(" (default)")]
+            self.problems.append(
+                f"{', '.join(self.shown[name] for name in names)}: expected {' ≤ '.join(names)}. "
+                f"Fix: unset {' '.join(bounds)}, or put them in this order"
+            )
+
+    def _check_listening(self) -> None:
+        name = "SCHED_HOST" if self.values.get("sched_bind", "") is None else "SCHED_BIND"
+        address = self.values.get(_BY_NAME[name].field)
+        if self.values.get("role") is not Role.SCHEDULER or address is None or "cluster_insecure" not in self.values:
+            return
+        protected = self.values.get("cluster_secret") or self.values.get("cluster_secret_file")
+        named = [one.host for one in addresses_in(address, 1)]  # of those in a file the binder sees its own
+        beyond = any(_is_literal(host) and not is_loopback(host) for host in named)
+        if beyond and not (protected or self.values["cluster_insecure"]):
+            self.problems.append(_listening_problem(self.shown[name]))
+
+
+def _misspelt(environ: Mapping[str, str]) -> list[str]:
+    """A warning for each name that is nearly one of ours, and for no other."""
+    warnings = []
+    for name, text in environ.items():
+        prefix = PREFIX if name.startswith(PREFIX) else ""
+        bare = name.removeprefix(prefix)
+        if bare in _BY_NAME:
+            continue
+        ours = [one for one in _BY_NAME if len(one) > _SHORTEST_UNCLEAR and one[0] == bare[:1]]
+        near = difflib.get_close_matches(bare, ours, n=1, cutoff=_NEAR)
+        if near:
+            found, meant = _shown(_BY_NAME[near[0]], name, text), prefix + near[0]
+            warnings.append(f"{found} is read by nobody: did you mean {meant}? Fix: rename it or unset {name}")
+    return warnings
+
+
+def _reads_as(variable: Variable, text: str, value: object) -> bool:
+    try:
+        return variable.kind.parse(text) == value
+    except WrongValueError:
+        return False
+
+
+def _shown(variable: Variable, name: str, text: str) -> str:
+    if variable.secret:
+        return f"{name}=(hidden)"
+    text = without_credentials(text)
+    if not text.isprintable() or text != text.strip():
+        text = ascii(text)
+    return f"{name}={text if len(text) <= 80 else text[:79] + '…'}"
+
+
+def _fix(variable: Variable, name: str) -> str:
+    if variable.example:
+        return f"export {name}={variable.example}"
+    if variable.default is None or variable.default in _BY_NAME:
+        return f"unset {name}"
+    return f"export {name}={variable.default}, which is its default"
+
+
+# --- who may listen where ---------------------------------------------------------------------------------------------
+
+
+def is_loopback(address: str) -> bool:
+    """Whether ``address`` is a literal loopback address or ``localhost``; resolves nothing."""
+    if address.lower().removesuffix(".") == "localhost":
+        return True
+    if not _is_literal(address):
+        return False
+    literal = ipaddress.ip_address(address)
+    mapped = literal.ipv4_mapped if isinstance(literal, ipaddress.IPv6Address) else None
+    return (mapped or literal).is_loopback
+
+
+def require_secret(bind_addresses: Iterable[str], settings: Settings) -> None:
+    """Refuse to listen on ``bind_addresses`` (resolved, without port) beyond loopback without authentication.
+
+    For whoever binds: ``read`` has judged literal addresses, only the binder knows what a name resolves to.
+
+    Raises:
+        SettingsError: naming the addresses and what allows them.
+    """
+    beyond = [address for address in bind_addresses if not is_loopback(address)]
+    protected = settings.cluster_secret or settings.cluster_secret_file or settings.cluster_insecure
+    if beyond and not protected:
+        asked = f"SCHED_BIND={settings.sched_bind}" if settings.sched_bind else f"SCHED_HOST={settings.sched_host}"
+        raise SettingsError([_listening_problem(f"{asked} (listening on {', '.join(beyond)})")])
+
+
+def _is_literal(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True
+
+
+def _listening_problem(found: str) -> str:
+    return (
+        f"{found}: anyone who reaches a scheduler beyond loopback could join or end its job; expected CLUSTER_SECRET "
+        "or CLUSTER_SECRET_FILE, or CLUSTER_INSECURE=1 on a network you trust. Fix: export CLUSTER_SECRET_FILE=<a "
+        "file with the same secret for every process>, or export CLUSTER_INSECURE=1, or export SCHED_HOST=127.0.0.1 "
+        "and unset SCHED_BIND"
+    )
+
+
+# --- what others are told ---------------------------------------------------------------------------------------------
+
+
+def fixed_settings(settings: Settings) -> tuple[tuple[str, str], ...]:
+    """Names and values that every process of one job must share, in the table's order; compared at registration."""
+    values = (
+        (variable.name, getattr(settings, variable.field)) for variable in VARIABLES if variable.scope is Scope.JOB
+    )
+    return tuple((name, value if isinstance(value, str) else str(int(value))) for name, value in values)
+
+
+def alone(environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:
+    """The environment of a script that nobody started as part of a job: a world of one, in its own process.
+
+    None where anything says otherwise: a role, a size, a scheduler, a node, or a rank of another launcher's.
+    """
+    if any(environ.get(prefix + name) for name in _NAMES_OF_A_JOB for prefix in ("", PREFIX)) or environ.get("RANK"):
+        return None
+    told = {"ROLE": "worker", "WORKER_NUM": "1", "NODE_ID": "0", "REBUILD": "0", "REGISTER_COOLDOWN": "0"}
+    if not (environ.get("ENABLE_RECOVERY") or environ.get(f"{PREFIX}ENABLE_RECOVERY")):
+        told["ENABLE_RECOVERY"] = "1"
+    return {**environ, **told}
+
+
+def kept_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The part of ``environ`` that a restart of the job needs, as found: no secret, nothing of one process alone."""
+    return {
+        name: text
+        for name, text in environ.items()
+        if is_shell_name(name) and any(fnmatchcase(name, kept) for kept in KEPT_NAMES)
+    }
+
+
+def inherited_sockets(environ: Mapping[str, str] = os.environ) -> range:
+    """Return the descriptors of the listening sockets that the parent process left here, as in sd_listen_fds(3)."""
+    count = environ.get("LISTEN_FDS", "")
+    is_ours = environ.get("LISTEN_PID") == str(os.getpid()) and re.fullmatch("[0-9]{1,2}", count)
+    return range(FIRST_INHERITED, FIRST_INHERITED + int(count)) if is_ours else range(0)
+
+
+def is_plain(environment: Mapping[str, str]) -> bool:
+    """Whether a job with this environment runs a script that is not ported (PLAIN)."""
+    return _is_on("PLAIN", environment)
+
+
+def dies_with_starter(environment: Mapping[str, str]) -> bool:
+    """Whether a process with this environment is to end with whoever started it (DIE_WITH_ME)."""
+    return _is_on("DIE_WITH_ME", environment)
+
+
+def _is_on(switch: str, environment: Mapping[str, str]) -> bool:
+    return (environment.get(switch) or environment.get(f"{PREFIX}{switch}") or "").strip() == "1"
+
+
+def host_launch(environment: Mapping[str, str]) -> str:
+    """The command by which a job with this environment starts workers on other hosts (HOST_LAUNCH)."""
+    return environment.get("HOST_LAUNCH") or environment.get(f"{PREFIX}HOST_LAUNCH") or ""
+
+
+def is_shell_name(name: str) -> bool:
+    """Whether a shell takes it for the name of a variable (POSIX, 3.235): letters, digits and ``_``, no digit first."""
+    return name.isascii() and name.isidentifier()
+
+
+def whole_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """All of today's environment, for a process that this one starts."""
+    return dict(environ)
+
+
+def secret_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The part of ``environ`` that holds secrets by value, as found: for a process's own reading, never to be kept."""
+    names = [prefix + variable.name for variable in VARIABLES if variable.secret for prefix in ("", PREFIX)]
+    return {name: environ[name] for name in names if environ.get(name)}
+
+
+def replace_environment(wanted: Mapping[str, str], environ: MutableMapping[str, str] = os.environ) -> None:
+    """Have this process, a fork, the environment that whoever started it wants it to have, and nothing else."""
+    environ.clear()
+    environ.update(wanted)
+
+
+_OF_NCCL = ("TORCH_NCCL_ASYNC_ERROR_HANDLING",)
+_OF_HCCL = ("TORCH_HCCL_ASYNC_ERROR_HANDLING", "HCCL_ASYNC_ERROR_HANDLING")
+
+
+def leave_failures_to_us(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let a collective over NCCL or HCCL that is given up fail, unless the user has set what becomes of it.
+
+    By torch's own default it takes the process down (ProcessGroupNCCL.hpp), which then could not recover. Of Ascend's
+    variable there is an older name, which older releases of torch_npu read alone.
+    """
+    for names in (_OF_NCCL, _OF_HCCL):
+        if not any(name in environ for name in names):
+            environ.update(dict.fromkeys(names, "0"))
+
+
+def default_to_one_thread(environ: MutableMapping[str, str] = os.environ) -> bool:
+    """Set OMP_NUM_THREADS to 1 unless the user has set a number of threads; return whether it was set."""
+    if environ.get("OMP_NUM_THREADS") or environ.get("MKL_NUM_THREADS"):
+        return False
+    environ["OMP_NUM_THREADS"] = "1"
+    return True
+
+
+def keep_compiled_in(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let torch.compile, inductor and triton keep what they make in ``folder``, unless the user has set where."""
+    environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder))
+    environ.setdefault("TRITON_CACHE_DIR", str(folder / "triton"))
+
+
+def keep_operators_in(folder: Path, environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let CANN keep the operators that it compiles in ``folder``, unless the user has set where.
+
+    CANN removes none of them itself (-1), so that nodes sharing the folder do not contend for it. The folder above is
+    pruned when a job starts (``store.compile_cache``).
+    """
+    environ.setdefault("ASCEND_CACHE_PATH", str(folder))
+    environ.setdefault("ASCEND_MAX_OP_CACHE_SIZE", "-1")
+
+
+def visible_npus(environ: Mapping[str, str] = os.environ) -> str | None:
+    """Which of the Ascend devices that are there this process sees; None: all of them."""
+    return environ.get("ASCEND_RT_VISIBLE_DEVICES")
+
+
+def mark_worker(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Let every process that this worker starts know whose child it is: it inherits the rest of the environment too."""
+    environ[_WORKER_PID] = str(os.getpid())
+
+
+def parent_worker(parents: Collection[int], environ: Mapping[str, str] = os.environ) -> int | None:
+    """Return the pid of the worker that started this process, if it is one of these parents of it."""
+    marked = environ.get(_WORKER_PID, "")
+    return int(marked) if marked.isdecimal() and int(marked) in parents else None
+
+
+def publish_place(
+    rank: int,
+    local_rank: int,
+    world_size: int,
+    local_world_size: int,
+    environ: MutableMapping[str, str] = os.environ,
+) -> None:
+    """Write this process's place under the names that torchrun has for it, which scripts and libraries read."""
+    for name, value in zip(_PLACE, (rank, local_rank, world_size, local_world_size), strict=True):
+        environ[name] = str(value)
+
+
+def withdraw_place(environ: MutableMapping[str, str] = os.environ) -> None:
+    """Unset what ``publish_place`` sets: a spare has no rank, and a script must not take a number for one."""
+    for name in _PLACE:
+        environ.pop(name, None)
+
+
+def publish(
+    rank: int,
+    local_rank: int,
+    world_size: int,
+    local_world_size: int,
+    master_addr: str,
+    master_port: int,
+    environ: MutableMapping[str, str] = os.environ,
+) -> None:
+    """Write the names from which ``torch.distributed.init_process_group("env://")`` forms its group.
+
+    The two TORCHELASTIC names make every rank, 0 included, a client of the TCPStore that already listens on
+    ``master_addr``:``master_port`` (torch/distributed/rendezvous.py, ``_create_c10d_store``); without them rank 0
+    would try to open the port that is already held for it.
+    """
+    publish_place(rank, local_rank, world_size, local_world_size, environ)
+    environ["MASTER_ADDR"] = master_addr
+    environ["MASTER_PORT"] = str(master_port)
+    environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    environ["TORCHELASTIC_RESTART_COUNT"] = "0"

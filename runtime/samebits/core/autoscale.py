@@ -1,0 +1,235 @@
+"""How many workers a job should have, from what it needs and what it gains: a decision with its reason.
+
+Here lives the policy. Never here: who measures, or who starts and stops workers. The one idea: a size is left only for
+a reason that will still be there afterwards: a load is compared with its target beyond a tolerance, a smaller size must
+have been enough for a while, and a larger one, where it is still wanted, must have made the job faster by what its
+workers cost. A queue that moves or is empty says nothing about a smaller size: while it moves all are at work, and
+once it is empty a smaller size must work as fast as the work comes, by what sizes did while something waited.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+
+from samebits.errors import UsageError
+
+_NONE = 0.0
+_QUEUE = "the queue"
+_MOST_LOAD = 1e6  # a figure is any finite number; a world of this size has no place
+_ROOM = "there is room for one more, and whether it pays is to be seen"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What a size is chosen by. A target of 0 is none.
+
+    Attributes:
+        least, most: of the size.
+        cpu, memory: share that a worker is to use, 0 to 1.
+        queue: samples, requests or whatever waits, for each worker.
+        tolerance: a load within this share of its target changes nothing.
+        settle_s: after a change nothing is decided for so long.
+        shrink_after_s: a smaller size must have been enough for so long.
+        least_gain: of what an added worker would bring if the speed grew with the size, 0 to 1; with less, the job goes
+            back. 0: nobody looks.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+
+    least: int
+    most: int
+    cpu: float = _NONE
+    memory: float = _NONE
+    queue: float = _NONE
+    tolerance: float = 0.1
+    settle_s: float = 30.0
+    shrink_after_s: float = 300.0
+    least_gain: float = 0.3
+
+    def __post_init__(self) -> None:
+        checks = {
+            f"sizes from {self.least} to {self.most}: expected 1 or more, the smaller first": 1
+            <= self.least
+            <= self.most,
+            f"targets cpu={self.cpu:g}, memory={self.memory:g}: expected shares from 0 to 1": (
+                0 <= self.cpu <= 1 and 0 <= self.memory <= 1
+            ),
+            f"queue={self.queue:g}: expected 0 or more for each worker": 0 <= self.queue < math.inf,
+            f"tolerance={self.tolerance:g}: expected a share below 1": 0 <= self.tolerance < 1,
+            f"least_gain={self.least_gain:g}: expected a share from 0 to 1": 0 <= self.least_gain <= 1,
+            f"settle_s={self.settle_s:g}, shrink_after_s={self.shrink_after_s:g}: expected 0 or more": (
+                0 <= self.settle_s < math.inf and 0 <= self.shrink_after_s < math.inf
+            ),
+        }
+        for problem, holds in checks.items():
+            if not holds:
+                raise UsageError(f"autoscaling: {problem}. Fix: change it")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was measured since the reading before; what nobody measured is None.
+
+    Attributes:
+        at_s: seconds on one clock.
+        workers: how many train.
+        cpu, memory: the mean share that a worker uses, 0 to 1.
+        queue: how much waits for all of them.
+        speed: samples a second of the whole job.
+        room: how many workers the cluster would take at most.
+    """
+
+    at_s: float
+    workers: int
+    cpu: float | None = None
+    memory: float | None = None
+    queue: float | None = None
+    speed: float | None = None
+    room: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The size that is wanted, and why."""
+
+    size: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Autoscaler:
+    """The policy's memory: when the size changed, what was enough lately, and what did not pay."""
+
+    limits: Limits
+    _size: int = 0
+    _changed_s: float = -math.inf
+    _before: tuple[int, float] | None = None  # size and speed before the last growth
+    _speed: float | None = None
+    _enough: deque[tuple[float, int]] = field(default_factory=deque)  # when, and which size would have been
+    _enough_at: tuple[int, float] | None = None  # a size beyond which nothing was gained, and the load of then
+    _can: dict[int, float] = field(default_factory=dict)  # by size, its speed when something waited last
+    _queue: float | None = None  # at the last reading of this size
+
+    def decide(self, reading: Reading) -> Decision:
+        """What follows from one more reading; readings come in the order of their times."""
+        limits, size = self.limits, reading.workers
+        if size != self._size:  # it was changed, by whomever
+            self._size, self._changed_s, self._queue = size, reading.at_s, None
+            self._enough.clear()
+            return self._within(size, f"{size} workers since now", reading)
+        if reading.at_s < self._changed_s + limits.settle_s:
+            return self._within(size, f"it has {size} workers for less than {limits.settle_s:g} s", reading)
+        went_back = self._judge_growth(reading)
+        if went_back is not None:
+            return went_back
+        load, name = _load(reading, limits)
+        if reading.speed is not None:
+            self._speed = reading.speed
+        wanted = size if abs(load - 1) <= limits.tolerance else math.ceil(size * load - 1e-9)
+        if not name and reading.room is not None and reading.room > size:
+            wanted, name = size + 1, _ROOM
+        if limits.queue and reading.queue is not None and reading.speed is not None:
+            wanted = max(wanted, self._keeps_up(reading.queue, reading.speed, size))
+        wanted = min(max(wanted, limits.least), limits.most)
+        self._enough.append((reading.at_s, wanted))
+        if wanted > size:
+            return self._grow(wanted, load, name, reading)
+        return self._shrink(load, name, reading)
+
+    def _keeps_up(self, queue: float, speed: float, size: int) -> int:
+        """The smallest size, up to this one, that works as fast as the work comes, with some to spare."""
+        before, self._queue = self._queue, queue
+        if before and queue > 0:
+            self._can[size] = speed
+        if before is not None and 0 < queue != before:
+            return size  # how fast work comes will be seen when nothing waits
+        if queue > 0 or not self._can:
+            return 1
+        needed = speed / (1 - self.limits.tolerance)
+        return next((one for one in range(1, size) if self._speed_of(one) >= needed), size)
+
+    def _speed_of(self, size: int) -> float:
+        """What it would do: as was seen, or as much for each worker as in the nearest size that was."""
+        nearest = min(self._can, key=lambda seen: (abs(seen - size), seen))
+        return self._can[nearest] * size / nearest
+
+    def _judge_growth(self, reading: Reading) -> Decision | None:
+        """Whether the last growth has made the job faster by what it cost; asked once, and only if it is still needed.
+
+        Where the load is below its target now the growth has done what it was for, however fast the work comes.
+        """
+        limits, before = self.limits, self._before
+        self._before = None
+        if before is None or reading.speed is None or not limits.least_gain:
+            return None
+        size, speed = before
+        load, name = _load(reading, limits)
+        most = 1 - limits.tolerance if name == _QUEUE else 1 + limits.tolerance  # a share used is met, not only less
+        if size >= reading.workers or speed <= 0 or (name and load < most):
+            return None
+        gain = (reading.speed / speed - 1) / (reading.workers / size - 1)
+        if gain >= limits.least_gain:
+            return None
+        self._enough_at = (size, load * reading.workers)
+        return self._within(
+            size, f"{reading.workers} workers brought {max(gain, 0):.0%} of what they cost beside {size}", reading
+        )
+
+    def _grow(self, wanted: int, load: float, name: str, reading: Reading) -> Decision:
+        if self._enough_at is not None:
+            size, then = self._enough_at
+            if load * reading.workers <= then * (1 + self.limits.tolerance):
+                wanted = min(wanted, max(reading.workers, size))
+            else:
+                self._enough_at = None  # the load is another one
+        decision = self._within(wanted, _said(load, name), reading)
+        if decision.size > reading.workers and reading.speed is not None:
+            self._before = (reading.workers, reading.speed)
+        return decision
+
+    def _shrink(self, load: float, name: str, reading: Reading) -> Decision:
+        since = reading.at_s - self.limits.shrink_after_s
+        is_old_enough = self._enough[0][0] <= since
+        while len(self._enough) > 1 and self._enough[1][0] <= since:
+            self._enough.popleft()
+        most = max(size for _, size in self._enough)
+        if most >= reading.workers or not is_old_enough:
+            return self._within(reading.workers, _said(load, name), reading)
+        return self._within(
+            most,
+            f"{most} workers would have been enough for {self.limits.shrink_after_s:g} s: {_said(load, name)}",
+            reading,
+        )
+
+    def _within(self, size: int, reason: str, reading: Reading) -> Decision:
+        """Between the bounds, and no more than there is room for."""
+        limits = self.limits
+        bound = max(limits.least, min(limits.most, size))
+        if reading.room is not None and bound > reading.workers:
+            bound = max(reading.workers, min(bound, reading.room))
+        if bound != size:
+            reason += f"; {size} would be {'above' if size > bound else 'below'} what is allowed or there"
+        return Decision(bound, reason)
+
+
+def _load(reading: Reading, limits: Limits) -> tuple[float, str]:
+    """The load that is highest beside its target, and what it is; 1 of nothing where nothing is a target."""
+    loads = [
+        (min(value / target / count, _MOST_LOAD), name)
+        for value, target, count, name in (
+            (reading.cpu, limits.cpu, 1, "CPU"),
+            (reading.memory, limits.memory, 1, "memory"),
+            (reading.queue, limits.queue, reading.workers, _QUEUE),
+        )
+        if value is not None and target
+    ]
+    return max(loads, default=(1.0, ""))
+
+
+def _said(load: float, name: str) -> str:
+    if name == _ROOM:
+        return name
+    return f"{name} is {load:.0%} of its target" if name else "no target is missed"

@@ -1,0 +1,399 @@
+"""Whether all ranks hold the same state, from the digests that they report, and the sentence that names a difference.
+
+A digest is a few bytes, so every rank reports it and none waits. Only if two digests differ are two ranks asked for the
+parts they were made of. What is hashed is ``training.state.compared``'s; what follows from a difference is decided by
+``consistency``. ``judge`` and ``sentence`` are pure functions of what was reported.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from samebits.core.ledger import Ledger
+from samebits.core.messages import FINAL, MAX_DIGESTS, Digest, Digests, EqualPoint, Explain, Part, PartKind
+from samebits.core.point import Point
+from samebits.core.ready import Level
+from samebits.core.records import GenerationCommitted
+from samebits.core.state import Seat, is_on_line
+
+EXPLAIN_S = 2.0
+"""How long the parts of two digests are waited for; then the job ends without a name of what differs."""
+NAMED_PARTS = 8
+MOST_EQUAL = 16
+"""Of the last commits that all were equal at, so many are remembered."""
+
+Key: TypeAlias = tuple[Point, int]
+"""A commit: its point, and which of several commits after one step it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """Of one commit: the ranks that agree with each other, the largest group first; of equal ones that of rank 0."""
+
+    groups: tuple[tuple[int, ...], ...]
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether all agree."""
+        return len(self.groups) <= 1
+
+    @property
+    def has_majority(self) -> bool:
+        """Whether more than half agree."""
+        return 2 * len(self.groups[0]) > sum(map(len, self.groups)) if self.groups else False
+
+
+def judge(values: Mapping[int, bytes]) -> Judgement:
+    """Who agrees with whom, by rank."""
+    groups: dict[bytes, list[int]] = {}
+    for rank, value in sorted(values.items()):
+        groups.setdefault(value, []).append(rank)
+    return Judgement(tuple(sorted(map(tuple, groups.values()), key=lambda group: (-len(group), group[0]))))
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Ranks that are not equal after a commit.
+
+    Attributes:
+        judgement: who agrees with whom.
+        one, other: the digests of a rank of the first group and of one of the second, with their parts if those were
+            told in time.
+        values: the digests of all, by rank.
+        equal: the last point before it at which all were equal; None where none is known.
+    """
+
+    judgement: Judgement
+    one: Digest
+    other: Digest
+    values: Mapping[int, bytes]
+    equal: Point | None
+
+    @property
+    def step(self) -> int:
+        """At which they were seen to differ."""
+        return max(self.one.point.step, self.other.point.step)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether they have come to the same step by unlike numbers of commits."""
+        return self.one.commits != self.other.commits
+
+    def first_part(self) -> str:
+        """What differs first, for a sentence; empty where nobody has said so in time."""
+        if self.is_apart:
+            return "the number of commits"
+        found = [pair for pair in differences(self.one.parts, self.other.parts) if pair[0].kind is not PartKind.LOOSE]
+        if not (self.one.parts and self.other.parts and found):
+            return ""
+        return f"{found[0][0].name}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+
+
+def differences(one: Iterable[Part], other: Iterable[Part]) -> list[tuple[Part, Part | None]]:
+    """The parts that two ranks do not have alike, what matters most first; None where only the first has it."""
+    theirs = {(part.kind, part.name): part for part in other}
+    found = [(part, theirs.pop((part.kind, part.name), None)) for part in one]
+    found += [(part, None) for part in theirs.values()]
+    return sorted((pair for pair in found if pair[0] != pair[1]), key=lambda pair: _ORDER.index(pair[0].kind))
+
+
+_ORDER = sorted(PartKind, key=lambda kind: 2.5 if kind is PartKind.SETTING else float(kind))
+"""What comes first is named: a cause before its effects."""
+
+
+def sentence(judgement: Judgement, one: Digest, other: Digest) -> str:
+    """Who differs, where first, of what likely cause, and the fix.
+
+    Args: as in :class:`Difference`.
+    """
+    alike, *odd = judgement.groups
+    mine, theirs = f"rank {alike[0]}", f"rank {odd[0][0]}"
+    where = f"at the end, step {one.point.step}" if one.commits == FINAL else f"after step {one.point.step}"
+    if one.point.step != other.point.step:
+        where = f"at the end, step {one.point.step} on {mine} and {other.point.step} on {theirs}"
+    ranks = "; ".join(ranks_of(group) for group in odd[:NAMED_PARTS])
+    text = f"the ranks are not equal {where}: {ranks} differs from {ranks_of(alike)}"
+    if one.commits != other.commits:
+        apart = f"{one.commits} commits on {mine}, {other.commits} on {theirs}"
+        return f"{text} ({apart}): {_cause(Part(PartKind.STEPS, '', ''), averages=True)}"
+    found = [pair for pair in differences(one.parts, other.parts) if pair[0].kind is not PartKind.LOOSE]
+    if not (one.parts and other.parts) or not found:
+        return f"{text}. {_FIXES[PartKind.TRAINED]}"
+    part, its = found[0]
+    text += f", first in {part.name}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+    if part.kind in (PartKind.STEPS, PartKind.SAMPLER, PartKind.SETTING) and its is not None:
+        text += f" ({part.value} on {mine}, {its.value} on {theirs})"
+    return f"{text}: {_cause(part, averages=one.averages and other.averages)}"
+
+
+def ranks_of(group: tuple[int, ...]) -> str:
+    """``rank 0, 2 and 5 more``."""
+    shown = ", ".join(map(str, group[:NAMED_PARTS]))
+    return f"rank {shown}" + (f" and {len(group) - NAMED_PARTS} more" if len(group) > NAMED_PARTS else "")
+
+
+_FIXES = {
+    PartKind.SETTING: "Fix: give the state what sets it, as TorchState(model, optimizer, schedule=schedule)",
+    PartKind.STEPS: "Fix: let every rank take as many optimizer steps as the others",
+    PartKind.SAMPLER: "Fix: move an ElasticSampler only by record_batch() and, to the next epoch, set_epoch()",
+    PartKind.TRAINED: (
+        "Fix: wrap the model in DistributedDataParallel before samebits.elastic.run, or all-reduce every gradient "
+        "before optimizer.step()"
+    ),
+    PartKind.UNTRAINED: "Fix: change this parameter alike on every rank, or make it a buffer",
+    PartKind.SHARED: "Fix: make it equal in the state's sync(), or leave it out of shared_values()",
+}
+
+
+def _cause(part: Part, *, averages: bool) -> str:
+    cause = {
+        PartKind.STEPS: "a rank has stepped without the others",
+        PartKind.SAMPLER: "somebody else than the state has moved a sampler",
+        PartKind.SETTING: "something outside the state sets it, such as a learning-rate schedule",
+        PartKind.UNTRAINED: "this parameter is in no optimizer of the state, and something else changes it",
+        PartKind.SHARED: "the state marks it as shared",
+    }.get(part.kind, "a gradient was used that is not the average of all ranks'")
+    if part.kind is PartKind.TRAINED and not averages:
+        cause = "no DistributedDataParallel is in use and no collective has made the gradients equal"
+    return f"most likely {cause}. {_FIXES[PartKind.TRAINED if part.kind is PartKind.LOOSE else part.kind]}"
+
+
+@dataclass(slots=True)
+class _Inquiry:
+    """Two ranks are asked for the parts of a commit's digests."""
+
+    judgement: Judgement
+    nodes: tuple[str, str]
+    digests: list[Digest]
+    values: Mapping[int, bytes]
+    until: float
+
+    @property
+    def is_answered(self) -> bool:
+        """Whether both have told their parts."""
+        return all(digest.parts for digest in self.digests)
+
+
+class Equality:
+    """The digests of the last generation's members."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._counted: GenerationCommitted | None = None  # for whose members they are counted
+        self._rank_of: dict[tuple[str, int], int] = {}  # of them
+        self._told: dict[tuple[str, int], dict[Key, Digest]] = {}  # (node, incarnation) → what it said last
+        self._tellers: Counter[Key] = Counter()  # how many of them have told each
+        self._values: Counter[tuple[Key, bytes]] = Counter()  # and how many the same
+        self._kept: Counter[Point] = Counter()  # how many keep a copy of each
+        self._differs: _Inquiry | None = None  # the first difference that was found
+        self._may_differ: _Inquiry | None = None  # the same, of what may
+        self._has_named = False
+        self._equal: list[Key] = []  # commits that all were equal at, rising
+
+    def take(self, seat: Seat, message: Digests) -> None:
+        """A member says what its state was."""
+        state = self._ledger.state
+        committed, teller = state.generation, (seat.node, seat.incarnation)
+        if committed is None or state.rolled_back is not None:  # what comes now is of the line that is left
+            return
+        self._count_for(committed)
+        if teller not in self._rank_of:
+            return
+        self._discount(self._told.get(teller, {}))
+        digests = [one for one in message.digests[-MAX_DIGESTS:] if is_on_line(one.point, committed)]
+        told = self._told[teller] = {_key(one): one for one in digests}
+        self._count(told)
+        self._hear_parts(seat.node, told)
+        for key in told:
+            if self._tellers[key] == len(self._rank_of):
+                self._compare(key)
+        for key, one in told.items():
+            if one.is_kept and self._kept[key[0]] == len(self._rank_of) > self._tellers[key] and not self._differs:
+                self._compare_numbers(key[0])
+
+    def is_equal(self, point: Point) -> bool:
+        """Whether all members have told of this point, and the same."""
+        keys = {key for told in self._told.values() for key in told if key[0] == point and key[1] != FINAL}
+        return bool(keys) and all(self._is_equal(key) for key in keys)
+
+    @property
+    def is_final_equal(self) -> bool:
+        """Whether all members have told with which state they are through, and the same; and nothing has differed."""
+        committed = self._ledger.state.generation
+        return committed is not None and self._differs is None and self._is_equal(_final_key(committed.generation))
+
+    @property
+    def deadline(self) -> float | None:
+        """When an answer is waited for no longer."""
+        waits = (one.until for one in (self._differs, self._may_differ) if one is not None)
+        return min(waits, default=None)
+
+    @property
+    def is_in_question(self) -> bool:
+        """Whether a difference was found, of whose kind and cause nothing can be said yet."""
+        return self._differs is not None
+
+    def difference(self) -> Difference | None:
+        """The first that was found, once two ranks have said what it is, or that was waited for in vain."""
+        self._name_what_may_differ()
+        found = self._differs
+        if found is None or not (found.is_answered or found.until <= self._ledger.now):
+            return None
+        one, other = found.digests
+        return Difference(found.judgement, one, other, found.values, self._equal_before(_key(one)))
+
+    def settle(self) -> None:
+        """Something is done about the difference: what was told after it counts no more, and nobody is asked again."""
+        self._differs = self._may_differ = None
+        self._told.clear()
+        for counter in (self._tellers, self._values, self._kept):
+            counter.clear()
+
+    def _equal_before(self, key: Key) -> Point | None:
+        committed, known = self._ledger.state.generation, self._ledger.state.committed_point
+        points = [
+            one[0] for one in self._equal if (key[1] == FINAL or one[0] < key[0]) and is_on_line(one[0], committed)
+        ]
+        if known is not None and (key[1] == FINAL or known < key[0]):
+            points.append(known)
+        return max(points, default=None)
+
+    def shift(self, gap_s: float) -> None:
+        """The scheduler stood still: answers are waited for as much longer."""
+        for inquiry in (self._differs, self._may_differ):
+            if inquiry is not None:
+                inquiry.until = min(inquiry.until + gap_s, self._ledger.now + EXPLAIN_S)
+
+    # ---- counting
+
+    def _is_equal(self, key: Key) -> bool:
+        first = next((told[key] for told in self._told.values() if key in told), None)
+        return first is not None and self._values[key, first.shared] == len(self._rank_of)
+
+    def _count(self, told: Mapping[Key, Digest]) -> None:
+        self._tellers.update(told.keys())
+        self._values.update([(key, one.shared) for key, one in told.items()])
+        self._kept.update({key[0] for key, one in told.items() if one.is_kept})
+
+    def _discount(self, told: Mapping[Key, Digest]) -> None:
+        self._tellers.subtract(told.keys())
+        self._values.subtract([(key, one.shared) for key, one in told.items()])
+        self._kept.subtract({key[0] for key, one in told.items() if one.is_kept})
+        for key, one in told.items():
+            if not self._tellers[key]:
+                del self._tellers[key]
+            if not self._values[key, one.shared]:
+                del self._values[key, one.shared]
+            if not self._kept[key[0]]:
+                del self._kept[key[0]]
+
+    def _count_for(self, committed: GenerationCommitted) -> None:
+        """Count anew where the members have changed: what those who stay have told stays true."""
+        if committed is self._counted:
+            return
+        self._counted = committed
+        self._rank_of = {(node, incarnation): rank for rank, (node, incarnation) in enumerate(committed.members)}
+        self._told = {
+            teller: {key: one for key, one in told.items() if is_on_line(one.point, committed)}
+            for teller, told in self._told.items()
+            if teller in self._rank_of
+        }
+        for counter in (self._tellers, self._values, self._kept):
+            counter.clear()
+        for told in self._told.values():
+            self._count(told)
+        self._equal = [key for key in self._equal if is_on_line(key[0], committed)]
+        for inquiry in (self._differs, self._may_differ):
+            if inquiry is not None and not is_on_line(inquiry.digests[0].point, committed):
+                self._differs = self._may_differ = None  # the line it was on was left
+                break
+
+    # ---- differences
+
+    def _compare(self, key: Key) -> None:
+        """Everybody has told of this commit."""
+        told = {self._rank_of[teller]: digests[key] for teller, digests in self._told.items()}
+        if self._is_equal(key):
+            self._found_equal(key, told)
+        if self._differs is None and not self._is_equal(key):
+            self._differs = self._asked(told, judge({rank: one.shared for rank, one in told.items()}))
+        elif self._differs is None and self._may_differ is None and not self._has_named:
+            judgement = judge({rank: one.loose for rank, one in told.items()})
+            if not judgement.is_equal and all(one.loose for one in told.values()):
+                self._may_differ = self._asked(told, judgement)
+
+    def _found_equal(self, key: Key, told: Mapping[int, Digest]) -> None:
+        """Remember it once; and tell those who keep a copy of it that they need none before."""
+        if key in self._equal or key[1] == FINAL:
+            return
+        self._equal = sorted([*self._equal, key])[-MOST_EQUAL:]
+        if self._differs is None and any(one.is_kept for one in told.values()):
+            ledger, state = self._ledger, self._ledger.state
+            message = EqualPoint(state.job, state.term, state.generation_number, key[0])
+            for node, _ in self._rank_of:
+                ledger.tell(node, message)
+
+    def _compare_numbers(self, point: Point) -> None:
+        """Everybody keeps this step, and not after the same number of commits: some have skipped a step, say."""
+        told = {
+            self._rank_of[teller]: one
+            for teller, digests in self._told.items()
+            for key, one in digests.items()
+            if key[0] == point and one.is_kept
+        }
+        judgement = judge({rank: str(one.commits).encode() for rank, one in told.items()})
+        if not judgement.is_equal:
+            self._differs = self._asked(told, judgement)
+
+    def _asked(self, told: Mapping[int, Digest], judgement: Judgement) -> _Inquiry:
+        ledger, nodes = self._ledger, {rank: node for (node, _), rank in self._rank_of.items()}
+        ranks = judgement.groups[0][0], judgement.groups[1][0]
+        inquiry = _Inquiry(
+            judgement,
+            (nodes[ranks[0]], nodes[ranks[1]]),
+            [told[rank] for rank in ranks],
+            {rank: one.shared for rank, one in told.items()},
+            ledger.now + EXPLAIN_S,
+        )
+        for node, one in zip(inquiry.nodes, inquiry.digests, strict=True):
+            ledger.tell(node, Explain(ledger.state.job, ledger.state.term, one.point, one.commits))
+        return inquiry
+
+    def _hear_parts(self, node: str, told: Mapping[Key, Digest]) -> None:
+        for inquiry in (self._differs, self._may_differ):
+            if inquiry is None or node not in inquiry.nodes:
+                continue
+            at = inquiry.nodes.index(node)
+            now = told.get(_key(inquiry.digests[at]))
+            if now is not None and now.parts:
+                inquiry.digests[at] = now
+
+    def _name_what_may_differ(self) -> None:
+        found = self._may_differ
+        if found is None or not (found.is_answered or found.until <= self._ledger.now):
+            return
+        self._may_differ = None
+        names = [part.name for part, _ in differences(found.digests[1].parts, found.digests[0].parts)]
+        if not names:
+            return  # not told in time: another commit may tell
+        self._has_named = True
+        shown = ", ".join(names[:NAMED_PARTS])
+        more = f" and {len(names) - NAMED_PARTS} more" if len(names) > NAMED_PARTS else ""
+        alike, odd = map(ranks_of, found.judgement.groups[:2])
+        self._ledger.ready.say(
+            f"{odd} differs from {alike} in {shown}{more} after step {found.digests[0].point.step}. That ends nothing "
+            "and is said once: batch statistics and values of a rank's own may differ; who joins gets another rank's",
+            Level.WARNING,
+        )
+
+
+def _key(digest: Digest) -> Key:
+    return _final_key(digest.point.generation) if digest.commits == FINAL else (digest.point, digest.commits)
+
+
+def _final_key(generation: int) -> Key:
+    """Of the end, which is one commit whatever number of steps each rank has come to."""
+    return Point(0, generation), FINAL

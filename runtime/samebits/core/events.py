@@ -1,0 +1,385 @@
+"""What a scheduler decided, as events: the one record that history, page, metrics and report read.
+
+Here lives an event's shape, and how one pass of a scheduler becomes events: from its records, from what it sends, and
+from the few heartbeats that tell a new activity. Never here: files, clocks, sums. The one idea: nothing is decided for
+the sake of an event. Whoever keeps them looks at what the scheduler does anyway, so a lost event changes no decision.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from samebits.core.messages import Activity, GenerationStarted, Heartbeat, Join, RoundId, RoundOpened, SavedPoints
+from samebits.core.ready import Level, Note, Send
+from samebits.core.records import (
+    CauseFound,
+    GenerationCommitted,
+    JobCreated,
+    JobFinished,
+    JobInterrupted,
+    JobRebuilt,
+    PointCommitted,
+    Record,
+    RolledBack,
+    SeatGranted,
+    SeatLeft,
+    SeatLost,
+    SeatResumed,
+    SeatRetired,
+    SlotGiven,
+    SpareAdmitted,
+    TermStarted,
+    TrainingFinished,
+)
+from samebits.core.state import JobState
+from samebits.printable import printable
+
+NAMED = 16  # of one kind in one pass; the rest are counted in one event
+MAX_TEXT = 600
+SHORTEST_SAMPLE_S, LONGEST_SAMPLE_S = 1.0, 60.0
+SAMPLES_A_STRETCH = 100
+"""A step is noted when this share of the stretch since training began has passed: often at first, seldom later."""
+
+
+class Kind(enum.StrEnum):
+    """What an event is about."""
+
+    JOB = "job"
+    SCHEDULER = "scheduler"
+    SEATED = "seated"
+    RETURNED = "returned"
+    SPARE = "spare"
+    PROMOTED = "promoted"
+    LOST = "lost"
+    CAUSE = "cause"  # more became known of a loss
+    LEFT = "left"
+    RETIRED = "retired"
+    ROUND = "round"
+    GENERATION = "generation"
+    TRAINING = "training"
+    STEP = "step"
+    COMMITTED = "committed"
+    TRAINED = "trained"
+    INTERRUPTED = "interrupted"
+    FINISHED = "finished"
+    REBUILT = "rebuilt"
+    ROLLED_BACK = "rolled back"
+    DECIDED = "decided"
+    NOTE = "note"
+    ASKED = "asked"  # by a person, of the job; not the scheduler's to tell
+    CARRIED = "carried"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened.
+
+    ``at`` is seconds since 1970, rising within one scheduler start whatever the wall clock does. ``step`` is the
+    greatest that any worker had completed, as far as heartbeats had told. ``more`` holds plain values only.
+    """
+
+    kind: Kind
+    at: float
+    term: int = 0
+    generation: int = 0
+    step: int = 0
+    node: str = ""
+    text: str = ""
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, text in (("node", self.node), ("text", self.text)):
+            if not text.isprintable():
+                object.__setattr__(self, name, printable(text))
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON; what is empty is left out."""
+        head = {"kind": str(self.kind), "at": round(self.at, 6), "term": self.term}
+        tail = {"generation": self.generation, "step": self.step, "node": self.node, "text": self.text}
+        return {**head, **{name: value for name, value in tail.items() if value}, **self.more}
+
+
+STALLS_TOLD = frozenset({Kind.STEP, Kind.COMMITTED, Kind.TRAINED})
+"""Events that tell how long steps have waited for saves, as ``stalled_ms`` since the last one that did."""
+_KINDS = frozenset(map(str, Kind))
+_HEAD = ("kind", "at", "term", "generation", "step", "node", "text")
+
+
+def event_in(plain: object) -> Event | None:
+    """The event that JSON told; None where it is none that this version knows."""
+    if not isinstance(plain, dict) or not isinstance(plain.get("kind"), str) or plain["kind"] not in _KINDS:
+        return None
+    at, numbers = plain.get("at"), [plain.get(name, 0) for name in ("term", "generation", "step")]
+    texts = [plain.get(name, "") for name in ("node", "text")]
+    is_sound = isinstance(at, int | float) and abs(at) < 1e12 and all(isinstance(one, str) for one in texts)
+    if not is_sound or not all(type(one) is int and abs(one) < 1 << 63 for one in numbers):
+        return None
+    try:
+        more = {name: _sound(value) for name, value in plain.items() if name not in _HEAD}
+    except ValueError:
+        return None
+    term, generation, step = numbers
+    node, text = texts
+    return Event(Kind(plain["kind"]), float(at or 0), term, generation, step, node, text, more)
+
+
+def _sound(value: Any) -> Any:
+    """Return what JSON told with its texts printable; :class:`ValueError` for a number that no sum can bear."""
+    if isinstance(value, str):
+        return printable(value)
+    if isinstance(value, int | float) and not abs(value) < 1 << 63:
+        raise ValueError("a number of more than 64 bits")
+    if isinstance(value, list):
+        return [_sound(one) for one in value]
+    return {printable(name): _sound(one) for name, one in value.items()} if isinstance(value, dict) else value
+
+
+class Chronicle:
+    """Makes the events of one scheduler start; ``state`` is the core's, read only.
+
+    Args:
+        state: the durable state, as it is after each pass.
+        step: the step of a node's worker, by its last heartbeat; 0 where it is unknown.
+        wall_s: seconds since 1970 at the moment that ``now`` counts from.
+    """
+
+    def __init__(self, state: JobState, step: Callable[[str], int], wall_s: float) -> None:
+        self._state, self._step_of, self._wall_s = state, step, wall_s
+        self._round: tuple[RoundId, bool] | None = None
+        self._round_at = 0.0
+        self._joined_last = ""
+        self._awaited = _members(state.generation)  # who does not train in the last generation yet
+        self._began = 0  # the last generation that this scheduler start has committed
+        self._trains_since: float | None = None
+        self._sampled_at = 0.0
+        self._step = 0
+        self._committed: int | None = None  # a point that no event tells yet
+        self._committed_at = 0.0
+        self._stalled_s: dict[str, tuple[int, float]] = {}  # by node: incarnation, and what it has told
+        self._waited_s: dict[str, float] = {}  # by node: of it, in this generation
+        self._waits_told_s = 0.0  # by events of this generation
+        self._causes = {(cause.generation, cause.node) for cause in state.causes}  # known already
+        self._events: list[Event] = []
+
+    def heard(self, message: object, now: float) -> None:
+        """A worker's message was taken into account."""
+        if type(message) is Join:
+            self._joined_last = message.sender.node
+        elif type(message) is Heartbeat and message.activity is Activity.TRAINING:
+            self._trains(message, now)
+        elif type(message) is SavedPoints:
+            self._take_stall(message)
+
+    def decided(self, text: str, drain: Sequence[str], now: float) -> None:
+        """Somebody around the job has decided something."""
+        if text:
+            self._look(now)
+            self._add(Kind.DECIDED, now, text=text, more={"drain": list(drain[:NAMED])} if drain else None)
+
+    def take(self, records: Iterable[Record], sends: Iterable[Send], notes: Sequence[Note], now: float) -> list[Event]:
+        """The events of one pass, in order."""
+        if self._trains_since is not None and now >= self._sample_at():
+            self._look(now)
+            self._add(Kind.STEP, now)
+            self._sampled_at = now
+            self._tell_committed(now)
+        counts: dict[Kind, int] = {}
+        for record in records:
+            self._note(record, now, counts)
+        for kind, count in counts.items():
+            if count > NAMED:
+                self._add(kind, now, text=f"{count - NAMED} more", more={"count": count - NAMED})
+        self._note_round(sends, now)
+        reasons = [event.text for event in self._events if event.kind in (Kind.LOST, Kind.CAUSE, Kind.ROLLED_BACK)]
+        for note in notes[: 2 * NAMED]:
+            if note.level is Level.WARNING and not any(reason in note.text for reason in reasons):
+                self._add(Kind.NOTE, now, text=note.text)
+        events, self._events = self._events, []
+        return events
+
+    def _sample_at(self) -> float:
+        since = self._trains_since or 0.0
+        return self._sampled_at + self._pause_s(since)
+
+    def _pause_s(self, since: float) -> float:
+        share = (self._sampled_at - since) / SAMPLES_A_STRETCH
+        return min(max(share, SHORTEST_SAMPLE_S), LONGEST_SAMPLE_S)
+
+    def _take_stall(self, message: SavedPoints) -> None:
+        """What a process has told grows; of one that was seated by an earlier scheduler start, what it tells first is
+        not counted: that start has."""
+        node, incarnation = message.sender.node, message.sender.incarnation
+        since, before = self._stalled_s.get(node, (incarnation, message.stalled_s))
+        grown = message.stalled_s - (before if since == incarnation else 0.0)
+        self._stalled_s[node] = incarnation, message.stalled_s
+        if grown > 0:
+            self._waited_s[node] = self._waited_s.get(node, 0.0) + grown
+
+    def _stalls(self, kind: Kind) -> dict[str, float]:
+        """How long steps have waited for saves since that was told last: as long as the rank that waited longest."""
+        if kind not in STALLS_TOLD:
+            return {}
+        waited_s = max(self._waited_s.values(), default=0.0)
+        stalled_ms, self._waits_told_s = _ms(waited_s - self._waits_told_s), waited_s
+        return {"stalled_ms": stalled_ms} if stalled_ms else {}
+
+    def _tell_committed(self, now: float) -> None:
+        """Points may be committed many times a second: as often as steps they are told, and the last one always."""
+        if self._committed is not None:
+            self._add(Kind.COMMITTED, now, more={"point": self._committed})
+            self._committed, self._committed_at = None, now
+
+    def _look(self, now: float) -> None:
+        """Where the members are: of a large world only some are asked, for all are within a step of each other."""
+        committed = self._state.generation
+        members = committed.members[:64] if committed is not None else ()
+        self._step = max((self._step_of(node) for node, _ in members), default=0)
+
+    def _add(
+        self, kind: Kind, now: float, node: str = "", text: str = "", more: Mapping[str, Any] | None = None
+    ) -> None:
+        state, at = self._state, self._wall_s + now
+        text = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+        more = {**(more or {}), **self._stalls(kind)}
+        self._events.append(Event(kind, at, state.term, state.generation_number, self._step, node, text, more))
+
+    def _trains(self, message: Heartbeat, now: float) -> None:
+        node = message.sender.node
+        committed = self._state.generation
+        if node not in self._awaited or committed is None or message.generation != committed.generation:
+            return
+        self._awaited.discard(node)
+        if self._awaited:
+            return
+        self._trains_since = self._sampled_at = now
+        began_here = self._began == committed.generation
+        self._step = message.step if not began_here else committed.restore.step if committed.restore else 0
+        waited_ms = {"after_ms": _ms(now - self._round_at)} if self._round_at else {}
+        self._add(Kind.TRAINING, now, text="every member trains", more={"last": node, **waited_ms})
+
+    def _note(self, record: Record, now: float, counts: dict[Kind, int]) -> None:
+        match record:
+            case SeatGranted(node, slot, incarnation, _, process):
+                self._stalled_s[node] = incarnation, 0.0
+                self._seat(Kind.SEATED, now, counts, node, str(process), {"slot": slot, "incarnation": incarnation})
+            case SpareAdmitted(node, incarnation, _, process):
+                self._stalled_s[node] = incarnation, 0.0
+                self._seat(Kind.SPARE, now, counts, node, str(process), {"incarnation": incarnation})
+            case SlotGiven(node, slot):
+                self._seat(Kind.PROMOTED, now, counts, node, "the spare takes a slot", {"slot": slot})
+            case SeatResumed(node, _):
+                self._seat(Kind.RETURNED, now, counts, node, "heard again", self._slot(node))
+            case SeatLost(node, _, since, reason):
+                self._stalled_s.pop(node, None)
+                silent_ms = {"silent_ms": _ms(now - since)}
+                self._look(now)
+                self._seat(Kind.LOST, now, counts, node, reason, {**self._slot(node), **silent_ms})
+            case CauseFound(generation, _, node, _, _, _, text):
+                if (generation, node) in self._causes:
+                    self._seat(Kind.CAUSE, now, counts, node, text, self._slot(node))
+                self._causes = {one for one in self._causes if one[0] == generation} | {(generation, node)}
+            case SeatLeft(node, _):
+                self._look(now)
+                self._seat(Kind.LEFT, now, counts, node, "left on purpose", self._slot(node))
+            case SeatRetired(node, slot):
+                self._seat(Kind.RETIRED, now, counts, node, "its slot may go to another", {"slot": slot})
+            case GenerationCommitted():
+                self._begin_generation(record, now)
+            case PointCommitted(point):
+                self._committed = point.step
+                if now >= self._committed_at + self._pause_s(self._trains_since or now):
+                    self._tell_committed(now)
+            case JobCreated(job, name, settings):
+                self._add(Kind.JOB, now, text=name, more={"job": job, "settings": dict(settings)})
+            case TermStarted():
+                self._add(Kind.SCHEDULER, now, text="the scheduler starts", more={"job": self._state.job})
+            case JobRebuilt(job=job):
+                self._awaited = _members(self._state.generation)
+                self._add(Kind.REBUILT, now, text="the journal was made anew from the workers", more={"job": job})
+            case RolledBack():
+                self._look(now)
+                nodes = [node for node, _ in record.suspects[:NAMED]]
+                more = {"back_to": record.to.step, "suspects": nodes, "seen_at": record.step}
+                self._add(Kind.ROLLED_BACK, now, text=record.text, more=more)
+            case TrainingFinished(point):
+                self._tell_committed(now)
+                self._look(now)
+                self._step, self._trains_since = max(self._step, point.step), None
+                self._add(Kind.TRAINED, now, text="training is finished")
+            case JobInterrupted(kind, step, cause, _):
+                self._tell_committed(now)
+                self._step, self._trains_since = max(self._step, step), None
+                self._add(Kind.INTERRUPTED, now, text=cause, more={"end": kind.name.lower()})
+            case JobFinished():
+                self._add(Kind.FINISHED, now, text="the job is finished")
+
+    def _seat(
+        self, kind: Kind, now: float, counts: dict[Kind, int], node: str, text: str, more: Mapping[str, Any]
+    ) -> None:
+        counts[kind] = counts.get(kind, 0) + 1
+        if counts[kind] <= NAMED:
+            self._add(kind, now, node, text, more)
+
+    def _slot(self, node: str) -> dict[str, int]:
+        """Which slot the node has; a spare has none. Nor has one whose slot was given away in the same pass."""
+        seat = self._state.seats.get(node)
+        if seat is None:
+            return {}
+        return {"spare": 1} if seat.is_spare else {} if seat.slot is None else {"slot": seat.slot}
+
+    def _begin_generation(self, record: GenerationCommitted, now: float) -> None:
+        self._awaited, self._trains_since, self._began = _members(record), None, record.generation
+        self._waited_s.clear()
+        self._waits_told_s = 0.0
+        self._look(now)
+        self._add(
+            Kind.GENERATION,
+            now,
+            more={
+                "members": len(record.members),
+                "restore": record.restore.step if record.restore else None,
+                "last": self._joined_last,
+                "after_ms": _ms(now - self._round_at),
+            },
+        )
+
+    def _note_round(self, sends: Iterable[Send], now: float) -> None:
+        """A round that opens, or that waits for no commit any more; and what a generation is restored from."""
+        restores = None
+        for send in sends:
+            message = send.message
+            if type(message) is RoundOpened:
+                seen = (message.round, message.gently)
+                if self._round is None or (seen != self._round and message.round >= self._round[0]):
+                    self._open_round(message, now)
+            elif type(message) is GenerationStarted and restores is None:
+                restores = message
+        if restores is None:
+            return
+        for place, event in enumerate(self._events):
+            if event.kind is Kind.GENERATION:
+                self._events[place] = Event(
+                    event.kind, event.at, event.term, event.generation, event.step, "", restores.text, event.more
+                )
+
+    def _open_round(self, message: RoundOpened, now: float) -> None:
+        if self._round is None or message.round != self._round[0]:
+            self._round_at = now
+        self._round = (message.round, message.gently)
+        if not message.gently:
+            self._tell_committed(now)
+            self._look(now)
+            self._trains_since = None
+        more = {"round": str(message.round), "missing": message.missing, "gently": message.gently}
+        self._add(Kind.ROUND, now, text=message.text, more=more)
+
+
+def _members(committed: GenerationCommitted | None) -> set[str]:
+    return {node for node, _ in committed.members} if committed is not None else set()
+
+
+def _ms(seconds: float) -> float:
+    return round(max(0.0, seconds) * 1000, 1)

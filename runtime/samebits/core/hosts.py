@@ -1,0 +1,167 @@
+"""Which hosts a job may use, and where its workers are to run: hosts come and go, and some fail.
+
+Here live what a discovery script's lines mean, which hosts rest after a failure and for how long, and the plan from
+what runs to what should. Never here: who asks the script, or starts a process. The one idea: hosts keep the order in
+which they were first seen, so that those who have the state stay, and a newcomer never takes an old host's place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from samebits.errors import UsageError
+
+MOST_HOSTS = 100_000
+MOST_SLOTS = 4096
+_LINE = re.compile(
+    r"(?P<name>\[[0-9A-Fa-f:.%\w]+\]|[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::(?P<slots>\d{1,9}))?"
+)
+_LONGEST_NAME = 253
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host and how many workers it takes."""
+
+    name: str
+    slots: int
+
+
+def parse(text: str, default_slots: int = 1) -> tuple[Host, ...]:
+    """The hosts that a discovery script has printed: one ``host`` or ``host:slots`` a line, IPv6 in brackets.
+
+    Empty lines and what follows ``#`` count for nothing. A host that is named twice has the slots of its last line.
+
+    Raises:
+        UsageError: a line is none of these; it is named with its number, and nothing of the text is used.
+    """
+    found: dict[str, Host] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].strip()
+        if not words:
+            continue
+        match = _LINE.fullmatch(words)
+        slots = int(match["slots"]) if match and match["slots"] else default_slots
+        if match is None or len(match["name"]) > _LONGEST_NAME or not 0 <= slots <= MOST_SLOTS:
+            raise UsageError(
+                f"line {number} of the discovered hosts is {line[:80]!a}: expected host or host:slots, with 0 to "
+                f"{MOST_SLOTS} slots. Fix: let the script print one host a line, and everything else to its stderr"
+            )
+        name = match["name"].strip("[]")
+        found[name] = Host(name, slots)
+        if len(found) > MOST_HOSTS:
+            raise UsageError(f"more than {MOST_HOSTS} hosts were discovered. Fix: let the script print this job's only")
+    return tuple(found.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Resting:
+    """How long a host rests after its failures: the first time, and at most; each time twice as long as before.
+
+    Raises:
+        UsageError: the times are no times, or the wrong way round.
+    """
+
+    first_s: float = 10.0
+    most_s: float = 600.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.first_s <= self.most_s:
+            raise UsageError(
+                f"a failed host would rest from {self.first_s:g} to {self.most_s:g} s: expected two times above 0, the "
+                "shorter first. Fix: give them the other way round"
+            )
+
+    def after(self, failures: int) -> float:
+        """Seconds after so many failures."""
+        doublings = min(failures - 1, 64)  # beyond that the longest is reached, whatever the first was
+        return min(self.most_s, self.first_s * 2.0**doublings)
+
+
+@dataclass(slots=True)
+class _Known:
+    host: Host
+    is_there: bool = True
+    failures: int = 0
+    rests_until: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be done: on these hosts a worker is started, by these nodes one is left at its next commit."""
+
+    start: tuple[str, ...] = ()
+    drain: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Hosts:
+    """The hosts as they were seen. Times are seconds on one clock of the caller's."""
+
+    resting: Resting = field(default_factory=Resting)
+    _known: dict[str, _Known] = field(default_factory=dict)
+
+    def seen(self, hosts: Iterable[Host]) -> None:
+        """The script has named these and no others."""
+        for known in self._known.values():
+            known.is_there = False
+        for host in hosts:
+            known = self._known.setdefault(host.name, _Known(host))
+            known.host, known.is_there = host, True
+        gone = [name for name, known in self._known.items() if not known.is_there and not known.failures]
+        for name in gone[: max(0, len(self._known) - MOST_HOSTS)]:  # where each answer has new names
+            del self._known[name]
+
+    def failed(self, name: str, now_s: float) -> float:
+        """A worker on this host has failed by the host's doing; until when nothing is started there."""
+        known = self._known.setdefault(name, _Known(Host(name, 0), is_there=False))
+        if now_s >= known.rests_until:  # several workers of one failure are one
+            known.failures += 1
+            known.rests_until = now_s + self.resting.after(known.failures)
+        return known.rests_until
+
+    def worked(self, name: str, now_s: float) -> None:
+        """A worker there has trained as long as the longest rest: its failures are forgotten."""
+        known = self._known.get(name)
+        if known is not None and now_s >= known.rests_until + self.resting.most_s:
+            known.failures = 0
+
+    def usable(self, now_s: float) -> tuple[Host, ...]:
+        """Those that are there and do not rest, the longest known first."""
+        return tuple(one.host for one in self._known.values() if one.is_there and now_s >= one.rests_until)
+
+    def next_change_s(self, now_s: float) -> float | None:
+        """When the next host has rested; None where none rests."""
+        return min(
+            (one.rests_until for one in self._known.values() if one.is_there and one.rests_until > now_s), default=None
+        )
+
+    def plan(self, size: int, running: Mapping[str, str], now_s: float) -> Plan:
+        """From the workers that run to ``size`` of them on usable hosts.
+
+        Args:
+            size: how many are wanted.
+            running: the host of each node, the longest in the job first.
+            now_s: the time.
+
+        A worker leaves where its host has gone, or has fewer slots than workers: the one that came last. One on a host
+        that rests stays; whoever has failed there has ended by itself. Beyond ``size`` those leave that came last.
+        """
+        there = {one.host.name: one.host.slots for one in self._known.values() if one.is_there}
+        taken: Counter[str] = Counter()
+        stay: list[str] = []
+        drain: list[str] = []
+        for node, host in running.items():
+            if len(stay) < size and taken[host] < there.get(host, 0):
+                taken[host] += 1
+                stay.append(node)
+            else:
+                drain.append(node)
+        start: list[str] = []
+        for usable in self.usable(now_s):
+            free = min(usable.slots - taken[usable.name], size - len(stay) - len(start))
+            start += [usable.name] * max(0, free)
+        return Plan(tuple(start), tuple(drain))

@@ -1,0 +1,98 @@
+"""Who is a replacement: a node that the job's own launcher starts for a process that is gone (rule 1b).
+
+The proof that it brings and what it claims are judged here; seats are given in ``admission``. The one idea: a
+replacement is another node, ``2.1`` for node ``2``, so the cool-down of the known node stays as it is and costs nobody
+anything. Whoever says that it is one shows it with the launcher's token, which never leaves the launcher's machine. A
+number is good once: it must be above all that its line has had, so what somebody overheard opens nothing.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import hmac
+
+import msgspec
+
+from samebits.core.ledger import Ledger
+from samebits.core.lines import number_of, root_of
+from samebits.core.messages import Register
+from samebits.core.state import Seat
+
+TOKEN_BYTES = 32
+PROOF_BYTES = 32
+_PERSON = b"samebits rule 1b"
+
+
+def proof_of(token: bytes, job: str, node: str, session: str) -> bytes:
+    """What only who holds the job's token can say of this session of this node: a keyed BLAKE2b (RFC 7693).
+
+    Args:
+        token: of the job's launcher, at most 64 bytes.
+    """
+    said = msgspec.msgpack.encode([job, node, session])
+    return hashlib.blake2b(said, key=token, digest_size=PROOF_BYTES, person=_PERSON).digest()
+
+
+class Claim(enum.Enum):
+    """What a Register is as a replacement."""
+
+    NONE = "it does not say that it is one, or nobody here can tell"
+    FORGED = "its proof was not made with this job's token"
+    SPENT = "its line has had this number, or one above it"
+    EARLY = "whom it replaces still holds its seat"
+    OF_A_LOST_ONE = "whom it replaces is lost, or left, and a slot waits for somebody"
+    OF_NOBODY = "whom it replaces holds nothing: it is as good as its line's first node"
+
+
+class Replacements:
+    """Judges who comes as a replacement; changes nothing."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def claim(self, message: Register) -> Claim:
+        """What a session that holds no seat claims to be."""
+        number, newest = number_of(message.node), self.newest(message.node)
+        if number == 0:
+            return Claim.NONE
+        is_spent = self.is_spent(message.node)
+        if not self._says_so(message):  # the record of a number that was replaced is gone by now: it stays spent
+            return Claim.SPENT if is_spent else Claim.NONE
+        if not self.is_proven(message):
+            return Claim.FORGED
+        if is_spent:
+            return Claim.SPENT
+        if newest is None:
+            return Claim.OF_NOBODY
+        if newest.is_held and not newest.is_retired:
+            return Claim.EARLY
+        has_waited = newest.is_spare and number_of(newest.node) > 0
+        needs_one = len(self._ledger.vacated) > len(self._ledger.state.spares)  # its own may be another line's by now
+        return Claim.OF_A_LOST_ONE if newest.slot is not None or has_waited or needs_one else Claim.OF_NOBODY
+
+    def is_spent(self, node: str) -> bool:
+        """Whether this node is a replacement whose line has had its number, or one above it."""
+        return 0 < number_of(node) <= self._ledger.state.replacements.get(root_of(node), 0)
+
+    def returns(self, message: Register) -> bool:
+        """Whether a spare of this name, the last of its line, is gone, and its launcher has started it again."""
+        newest = self.newest(message.node)
+        is_it = newest is not None and newest.node == message.node and newest.is_spare and not newest.is_held
+        return is_it and number_of(message.node) > 0 and self.is_proven(message)
+
+    def is_proven(self, message: Register) -> bool:
+        """Whether the job's own launcher has started this session's process."""
+        policy, job = self._ledger.policy, self._ledger.state.job
+        if not self._says_so(message):
+            return False
+        return hmac.compare_digest(message.proof, proof_of(policy.token, job, message.node, message.session))
+
+    def newest(self, node: str) -> Seat | None:
+        """The seat of the last of this node's line that was ever admitted."""
+        state, root = self._ledger.state, root_of(node)
+        number = state.replacements.get(root, 0)
+        return (state.seats.get(f"{root}.{number}") if number else None) or state.seats.get(root)
+
+    def _says_so(self, message: Register) -> bool:
+        return bool(message.proof and self._ledger.policy.token)

@@ -1,0 +1,333 @@
+"""Which restore point a generation starts from, and where each member gets it (docs/architecture.md).
+
+Replicated state needs one holder, so the point is the greatest anybody holds, never an older one because one member
+holds none. What a member keeps for another rank, as its buddy, counts as held: it is a whole point, and brings that
+rank its own parts back. The last commit lives in the memory of whoever survived, so disks are asked only where no
+memory has enough: looking at one (every byte is verified) may take longer than all the rest of a recovery. Generators'
+states, which a rank's own point alone holds, may have outlived it in its page (``pages``). Else they, like shards, make
+everybody step back, to the greatest point that all such ranks, or their buddies, hold; where there is none, the
+greatest point stands and the choice says what is derived instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from samebits.core.messages import Copy, LiveStep, Loan, OrphanedPage, Page, PageLoan, Pairs
+from samebits.core.pages import obstacle
+from samebits.core.point import Point
+from samebits.core.records import GenerationCommitted
+from samebits.core.state import is_on_line
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """What one member brought into a round."""
+
+    incarnation: int
+    points: tuple[Point, ...]  # on its disk
+    own_parts: bool
+    numerics: Pairs
+    live: Point | None = None  # in its memory
+    looked: bool = True  # at its disk
+    commits: int = 0  # of the line, up to ``live``
+    copies: tuple[Copy, ...] = ()  # that it keeps for others
+    page: Page | None = None  # of its generators
+    live_step: LiveStep | None = None  # that led to ``live``
+    orphaned_pages: tuple[OrphanedPage, ...] = ()  # of ranks of its host whose processes are gone
+    folder: str = ""  # where it looked for ``points``
+
+
+@dataclass(frozen=True, slots=True)
+class Borrowed:
+    """A copy that a rank loads: of which slot's point, and the rank that keeps it."""
+
+    keeper: int
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restore:
+    """The point, the ranks that hold it, and the sentence that explains the choice."""
+
+    point: Point | None
+    holders: frozenset[int]
+    sources: Mapping[int, int]  # rank without the point → the holder it is sent by
+    text: str
+    borrowed: Mapping[int, Borrowed] = field(default_factory=dict)  # rank without the point → the copy it is sent
+    lends: Mapping[int, tuple[Loan, ...]] = field(default_factory=dict)  # the same, by keeper
+    serves: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # ``sources``, by holder
+    by_page: frozenset[int] = frozenset()  # of those in ``sources``, whose generators are as their pages have them
+    page_loans: tuple[PageLoan, ...] = ()  # of those pages, which another rank has
+
+    def source_of(self, rank: int) -> int:
+        """The rank whose copy ``rank`` loads: itself where it holds one."""
+        borrowed = self.borrowed.get(rank)
+        return self.sources.get(rank, rank) if borrowed is None else borrowed.keeper
+
+    def served_by(self, rank: int) -> tuple[int, ...]:
+        """The ranks that load ``rank``'s own point."""
+        return self.serves.get(rank, ())
+
+    def lent_by(self, rank: int) -> tuple[Loan, ...]:
+        """The copies that ``rank`` keeps and others load, or it itself."""
+        return self.lends.get(rank, ())
+
+
+def without_the_doubtful(joined: Mapping[int, Joined], equal: Point | None) -> dict[int, Joined]:
+    """What the members brought, but for what came after ``equal``: the last point that is known to be everybody's."""
+
+    def is_equal(point: Point) -> bool:
+        return equal is not None and point <= equal
+
+    return {
+        rank: replace(
+            one,
+            points=tuple(filter(is_equal, one.points)),
+            live=one.live if one.live is not None and is_equal(one.live) else None,
+            copies=tuple(copy for copy in one.copies if is_equal(copy.point)),
+        )
+        for rank, one in joined.items()
+    }
+
+
+def must_look(
+    joined: Mapping[int, Joined], committed: GenerationCommitted | None, slots: Sequence[int | None] | None = None
+) -> bool:
+    """Whether the choice depends on disks that have not been looked at.
+
+    What a member of the last generation committed, or started from, is as far as anybody has come: its peers cannot
+    have finished another step without it. What is older, or of a generation that is over, may have been overtaken.
+    """
+    if committed is None or all(member.looked for member in joined.values()):
+        return False
+    newest = max((member.live for member in joined.values() if member.live is not None), default=None)
+    if newest is None or (newest.generation != committed.generation and newest != committed.restore):
+        return True
+    found = _pages(joined, newest, _slots_of(joined, slots))
+    return any(
+        member.own_parts and newest not in {member.live, *member.points} and found[rank].obstacle
+        for rank, member in joined.items()
+    )
+
+
+def choose(
+    joined: Mapping[int, Joined],
+    committed: GenerationCommitted | None,
+    slots: Sequence[int] | None = None,
+    suspects: Collection[int] = (),
+) -> Restore:
+    """The restore point for these members, by rank.
+
+    Args:
+        joined: what they brought.
+        committed: the last generation.
+        slots: of the ranks; where a rank is its slot, they need not be given.
+        suspects: ranks whose memory is not to be relied on where another's holds the point: they keep their own parts.
+    """
+    slot_of = _slots_of(joined, slots)
+    held = {
+        rank: {point for point in {member.live, *member.points} if point is not None and is_on_line(point, committed)}
+        for rank, member in joined.items()
+    }
+    copies = _copies(joined, committed)
+    own = {rank: held[rank] | copies.get(slot_of[rank], {}).keys() for rank in joined}
+    live = max((one.live for rank, one in joined.items() if one.live in held[rank]), default=None)
+    pages = {} if live is None else _pages(joined, live, slot_of)
+    for rank, page in pages.items():
+        if live is not None and not page.obstacle:
+            own[rank].add(live)
+    everything = set().union(*held.values(), *copies.values())
+    best = max(everything, default=None)
+    if best is None:
+        return Restore(None, frozenset(), {}, "no restore point yet: everybody starts from rank 0's initial state")
+    needing = [rank for rank, member in joined.items() if member.own_parts]
+    common = set.intersection(*(own[rank] for rank in needing)) if needing else {best}
+    point = max(common, default=best)
+    newest = max((member.commits for member in joined.values() if member.live == point), default=0)
+    in_memory = dict.fromkeys(
+        rank for rank, one in sorted(joined.items()) if one.live == point and one.commits == newest
+    )
+    trusted = {rank: None for rank in in_memory if rank not in suspects}
+    in_memory = trusted or in_memory
+    # After one step there may be several commits (one more at an epoch's end), and a disk has the first: where a memory
+    # holds the point, its last commit is meant. Only who has parts of its own goes by its own disk all the same.
+    holders = dict.fromkeys(
+        rank
+        for rank, one in sorted(joined.items())
+        if point in held[rank] and (not in_memory or rank in in_memory or (one.own_parts and one.live != point))
+    )
+    kept = {slot: keepers[point] for slot, keepers in copies.items() if point in keepers}
+    without = {rank: slot_of[rank] for rank in joined if point not in held[rank]}
+    borrowed = _borrow({rank: slot for rank, slot in without.items() if joined[rank].own_parts or not holders}, kept)
+    if not holders:  # only keepers have it: who has no copy of its own point takes another's
+        borrowed |= _share(sorted(without.keys() - borrowed.keys()), kept)
+    lacking = [rank for rank in joined if rank not in borrowed and rank not in holders]
+    senders = list(in_memory or holders)
+    sources = {rank: senders[index % len(senders)] for index, rank in enumerate(lacking)}  # shared evenly
+    by_page = frozenset(
+        rank for rank in lacking if point == live and joined[rank].own_parts and not pages[rank].obstacle
+    )
+    page_loans = tuple(
+        PageLoan(pages[rank].lender, rank, slot_of[rank]) for rank in sorted(by_page) if pages[rank].lender != rank
+    )
+    has_pages = live == best and any(one.page is not None or one.orphaned_pages for one in joined.values())
+    why = {rank: pages[rank].obstacle for rank in needing if has_pages and best not in own[rank]}
+    text = _explain(point, best, holders, in_memory, lacking, borrowed, why)
+    if by_page:
+        text += f"; the generators of rank {_some(sorted(by_page))} go on as its page in memory has them"
+    derived = [
+        rank
+        for rank in needing
+        if (rank in sources and rank not in by_page) or (rank in borrowed and borrowed[rank].slot != slot_of[rank])
+    ]
+    if not common and derived and point.step > 0:  # at step 0 everybody's is as its script has left it
+        text += f" (the RNG state of rank {_some(derived)} is lost: it is derived from seed, rank and step)"
+    loans, serves = _by_keeper(borrowed), _by_source(sources)
+    return Restore(point, frozenset(holders), sources, text, borrowed, loans, serves, by_page, page_loans)
+
+
+def lost_progress(found: Point | None, committed: Point | None, joined: Mapping[int, Joined]) -> str:
+    """Explain why training must not start from ``found``; "" if it may.
+
+    Args:
+        found: the chosen restore point.
+        committed: the newest point that every rank's disk held, as the journal has it.
+        joined: what the members brought.
+    """
+    if committed is None or committed.step == 0 or (found is not None and found.step > 0):
+        return ""
+    folders = list(dict.fromkeys(one.folder for _, one in sorted(joined.items()) if one.folder))
+    places = _some(folders) if folders else "any checkpoint folder"
+    return (
+        f"the restore point of {committed} was on every rank's disk, and no restore point is left. Searched: the "
+        f"memory of {len(joined)} workers, the buffers in their hosts' shared memory, the copies that they keep for "
+        f"each other, and {places}. Starting from step 0 would give up {committed.step} steps. Fix: bring the "
+        "checkpoints back, or mount them, and call `samebits recover`; `samebits run --fresh` gives them up"
+    )
+
+
+def lost_steps(found: Point | None, committed: Point | None) -> str:
+    """Explain that ``found`` is older than the newest point every rank's disk held; "" if it isn't."""
+    if found is None or committed is None or found.step >= committed.step:
+        return ""
+    return (
+        f"the restore point of step {committed.step} was on every rank's disk and can no longer be used: training goes "
+        f"back to step {found.step} and repeats {committed.step - found.step} steps. Fix: to keep them, stop the job "
+        f"before its next checkpoint, bring the missing checkpoints back (a mount, CHECKPOINT_PATH), and recover"
+    )
+
+
+def _slots_of(joined: Mapping[int, Joined], slots: Sequence[int | None] | None) -> dict[int, int]:
+    """By rank; where a rank is its slot, they need not be given."""
+    found = range(len(joined)) if slots is None else slots
+    return {rank: rank if slot is None else slot for rank, slot in enumerate(found)}
+
+
+class _FoundPage(NamedTuple):
+    """The page that brings a rank's generators furthest."""
+
+    obstacle: str  # why it cannot bring them to the commit; empty where it can
+    lender: int  # the rank that has it
+
+
+def _pages(joined: Mapping[int, Joined], live: Point, slot_of: Mapping[int, int]) -> dict[int, _FoundPage]:
+    """By rank, its page: its own, if that can bring its generators to the last commit of ``live``, else one lent."""
+    commits = max((member.commits for member in joined.values() if member.live == live), default=0)
+    steps = [one.live_step for one in joined.values() if one.live == live and one.commits == commits]
+    orphaned: dict[int, list[tuple[int, Page]]] = {}
+    for lender, member in sorted(joined.items()):
+        for orphan in member.orphaned_pages:
+            orphaned.setdefault(orphan.slot, []).append((lender, orphan.page))
+    found = {}
+    for rank, member in joined.items():
+        judged = [_FoundPage(obstacle(member.page, live, commits, steps), rank)]
+        judged += [
+            _FoundPage(obstacle(page, live, commits, steps), lender) for lender, page in orphaned.get(slot_of[rank], ())
+        ]
+        found[rank] = next((page for page in judged if not page.obstacle), judged[0])
+    return found
+
+
+def _copies(joined: Mapping[int, Joined], committed: GenerationCommitted | None) -> dict[int, dict[Point, int]]:
+    """By slot, the points of it that are kept elsewhere, and the first rank that keeps each."""
+    found: dict[int, dict[Point, int]] = {}
+    for rank, member in sorted(joined.items()):
+        for copy in member.copies:
+            if is_on_line(copy.point, committed):
+                found.setdefault(copy.slot, {}).setdefault(copy.point, rank)
+    return found
+
+
+def _borrow(wanted: Mapping[int, int], kept: Mapping[int, int]) -> dict[int, Borrowed]:
+    """The copies of their own points that ranks load: ``wanted`` gives their slots, ``kept`` a slot's keeper."""
+    return {rank: Borrowed(kept[slot], slot) for rank, slot in wanted.items() if slot in kept}
+
+
+def _share(ranks: Sequence[int], kept: Mapping[int, int]) -> dict[int, Borrowed]:
+    """Any copies for these ranks, shared evenly."""
+    some = [Borrowed(keeper, slot) for slot, keeper in sorted(kept.items())]
+    return {rank: some[index % len(some)] for index, rank in enumerate(ranks)}
+
+
+def _by_keeper(borrowed: Mapping[int, Borrowed]) -> dict[int, tuple[Loan, ...]]:
+    lends: dict[int, list[Loan]] = {}
+    for rank, one in borrowed.items():
+        lends.setdefault(one.keeper, []).append(Loan(rank, one.slot))
+    return {keeper: tuple(loans) for keeper, loans in lends.items()}
+
+
+def _by_source(sources: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
+    serves: dict[int, list[int]] = {}
+    for rank, source in sources.items():
+        serves.setdefault(source, []).append(rank)
+    return {source: tuple(ranks) for source, ranks in serves.items()}
+
+
+def _explain(
+    point: Point,
+    best: Point,
+    holders: Collection[int],
+    in_memory: Collection[int],
+    lacking: list[int],
+    borrowed: Mapping[int, Borrowed],
+    why: Mapping[int, str],
+) -> str:
+    text = f"restore point: step {point.step} of generation {point.generation}, "
+    on_disk = [rank for rank in holders if rank not in in_memory]
+    parts = []
+    if in_memory and not lacking and not borrowed and not on_disk:
+        parts.append("in every rank's memory")
+    elif on_disk and not lacking and not borrowed and not in_memory:
+        parts.append("from every rank's own checkpoint")
+    else:
+        parts += [f"in the memory of rank {_some(in_memory)}"] if in_memory else []
+        parts += [f"held by rank {_some(on_disk)}"] if on_disk else []
+    if borrowed:
+        keepers = sorted({one.keeper for one in borrowed.values()})
+        parts.append(f"from copies that rank {_some(keepers)} keeps for rank {_some(sorted(borrowed))}")
+    text += ", ".join(parts) + (f"; sent to rank {_some(lacking)}" if lacking else "")
+    if point != best:
+        text += (
+            f" (step {best.step} is not held by all, and a rank's RNG state and shards are in its own points alone; "
+            "for RNG states rng='per_step' avoids this"
+        )
+        text += "".join(f"; rank {rank} {reason}" for rank, reason in list(why.items())[:1]) + ")"
+    return text
+
+
+def _some(items: Iterable[object]) -> str:
+    listed = list(items)
+    shown = ", ".join(map(str, listed[:8]))
+    return shown + (f" and {len(listed) - 8} more" if len(listed) > 8 else "")
+
+
+def differing(mine: Pairs, theirs: Pairs) -> str:
+    """``name: A here, B there`` for every value that differs; empty where none does."""
+    if mine == theirs:
+        return ""
+    left, right = dict(mine), dict(theirs)
+    names = [name for name in dict.fromkeys([*left, *right]) if left.get(name) != right.get(name)]
+    return "; ".join(f"{name} is {left.get(name, 'unset')} here and {right.get(name, 'unset')} there" for name in names)

@@ -1,0 +1,901 @@
+"""The scheduler's decisions: ``step(event, now) -> Ready`` (docs/architecture.md).
+
+The shell hands in what happened and carries out what comes back: records to disk, then sends, then notes. This file
+holds what no single part can decide alone: when a round must open and when training is finished.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from samebits.core.admission import Admission
+from samebits.core.cause_table import CauseClass, Notice, Row
+from samebits.core.causes import observed
+from samebits.core.consistency import Consistency
+from samebits.core.departures import ask_to_leave
+from samebits.core.durable_points import DurablePoints
+from samebits.core.ending import Ending
+from samebits.core.equality import Equality
+from samebits.core.hangs import Sight
+from samebits.core.key_records import KeyRecord
+from samebits.core.key_value import CALLERS_A_SEAT, FEW_CALLERS, KeyStore, replay
+from samebits.core.leases import Leases
+from samebits.core.ledger import Ledger, Policy, Presence
+from samebits.core.lost_records import told_more
+from samebits.core.messages import (
+    Activity,
+    Credential,
+    Digests,
+    EndKind,
+    Figures,
+    Finished,
+    FromWorker,
+    Heartbeat,
+    Join,
+    KeyCall,
+    LastWords,
+    Leave,
+    Oddity,
+    Paced,
+    PeerGone,
+    Process,
+    ProcessEnded,
+    ProcessSeen,
+    Publish,
+    Register,
+    SavedPoints,
+    Still,
+    Unwell,
+)
+from samebits.core.point import Point
+from samebits.core.progress import Watch
+from samebits.core.ready import Level, Ready
+from samebits.core.rebuild import Rebuild
+from samebits.core.records import CauseFound, JobCreated, TermStarted, TrainingFinished
+from samebits.core.remedies import Means, judged
+from samebits.core.rendezvous import Rendezvous
+from samebits.core.repeats import Repeats
+from samebits.core.standstill import Standstill
+from samebits.core.state import JobState, Seat
+from samebits.core.stragglers import Stragglers
+from samebits.core.unwell_hosts import UnwellHosts
+from samebits.core.world import World
+
+MAX_FENCED = 1000
+STATUS_WAIT_S = 30.0  # how long a script that left may take to end, so that its launcher can tell its exit status
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """A message came in over the connection of this session."""
+
+    session: str
+    message: FromWorker
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """The session's connection closed. ``gone``: its process was seen to be dead on this host."""
+
+    session: str
+    gone: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """The scheduler itself stood still this long."""
+
+    gap_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """Somebody on the host of this session's process has looked at it, because nothing comes from it."""
+
+    session: str
+    sight: Sight
+
+
+@dataclass(frozen=True, slots=True)
+class StopRequested:
+    """Somebody asks for a graceful end."""
+
+    by: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """Somebody around the job has decided this, for its history, and that these nodes are to leave."""
+
+    text: str
+    drain: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class EndSeen:
+    """Who has started a worker's process says how it has ended."""
+
+    end: ProcessEnded
+
+
+@dataclass(frozen=True, slots=True)
+class SightTold:
+    """Whoever follows the job on a process's host says what is seen of it."""
+
+    told: ProcessSeen
+
+
+@dataclass(frozen=True, slots=True)
+class ReplacementsStarting:
+    """A supervisor has started, or is about to start, workers that have not registered yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed and the socket is drained: deadlines may be judged."""
+
+
+Event = Received | Closed | Stalled | Seen | StopRequested | Decided | EndSeen | SightTold | ReplacementsStarting | Tick
+
+
+class SchedulerCore:
+    """One job's scheduler: no I/O, no clock, no randomness.
+
+    Args:
+        policy: the job's settings.
+        state: what the journal says (``JobState.replay``); an empty state begins a new job.
+        now: seconds of the boot clock.
+        boot_id: which boot that clock belongs to.
+        new_job_id: the id of the job where ``state`` is empty.
+        claimed_term: its term is at least this.
+    """
+
+    def __init__(
+        self, policy: Policy, state: JobState, *, now: float, boot_id: str, new_job_id: str, claimed_term: int = 0
+    ) -> None:
+        self._ledger = ledger = Ledger(policy, state, boot_id, loaded_at=now, now=now)
+        self._leases = Leases(ledger)
+        self._watch = Watch(ledger)
+        self._repeats = Repeats(ledger)
+        self._unwell_hosts = UnwellHosts(ledger)
+        self._world = World(ledger, self._unwell_hosts.is_to_leave)
+        self._admission = Admission(ledger, self._leases, self._world, self._give_slots)
+        self._rendezvous = Rendezvous(ledger, self._world)
+        self._equality = Equality(ledger)
+        self._consistency = Consistency(ledger)
+        self._durable_points = DurablePoints(ledger, self._equality)
+        self._rebuild = Rebuild(ledger)
+        self._new_job_id = new_job_id
+        self._claimed_term = claimed_term
+        self._broken: list[str] = []  # why the last generation cannot go on
+        self._failed_collective = ""  # it cannot go on, and nobody is known to be lost
+        self._newcomers: list[str] = []  # it can go on, and these nodes are ready to join it
+        self._accepted: Seat | None = None  # whose heartbeat this step is about
+        self._fenced: set[str] = set()  # sessions that were told, so that each is said once
+        self._is_journal_doubted = False
+        self._done: dict[str, int] = {}  # node → its final step, in the last generation
+        self._keys = KeyStore(term=0)
+        self._stragglers = Stragglers(ledger)
+        self._ending = Ending(ledger, self._world, self._admission, self._rendezvous)
+
+    # ---- the contract
+
+    def start(self) -> Ready:
+        """The first step: this scheduler start becomes a durable term, and leases start anew."""
+        ledger, state = self._ledger, self._ledger.state
+        if not state.job:
+            ledger.write(JobCreated(self._new_job_id, ledger.policy.job_name, ledger.policy.settings))
+        ledger.write(TermStarted(max(state.term + 1, self._claimed_term), ledger.boot_id, ledger.now))
+        self._keys = KeyStore(state.term)
+        self._world.load()
+        for seat in state.seats.values():
+            ledger.sessions[seat.session] = seat.node
+            if not seat.is_held or seat.is_retired:
+                ledger.presences[seat.node] = Presence(ledger.now)
+            else:
+                self._leases.begin(seat, heard=False)
+        self._compare_with_generation()
+        if state.final is not None:  # the last one may have left just before the scheduler died
+            self._ending.if_everybody_left()
+            if self._ending.ended is None:
+                self._ending.judge_emptiness()
+        return self._finish_step()
+
+    def step(self, event: Event, now: float) -> Ready:
+        """Take one event into account. When all that has arrived is, a Tick is due: at the latest at ``wake_at``."""
+        self._ledger.now = now
+        match event:
+            case Received():
+                if self._repeats.take(event.session, event.message):
+                    return Ready()
+                self._receive(event.session, event.message)
+            case Tick():
+                self._tick()
+            case Closed(session, gone):
+                self._closed(session, gone)
+            case Stalled(gap_s):
+                self._stalled(gap_s)
+            case Seen(session, sight):
+                self._seen(session, sight)
+            case StopRequested(by):
+                self._ending.stop(by)
+            case Decided(text, drain):
+                ask_to_leave(self._ledger, drain, text)
+            case EndSeen(end):
+                self._hear_of_end(end)
+            case SightTold(told):
+                self._hear_of_sight(told)
+            case ReplacementsStarting():
+                self._ending.await_replacements()
+        ready = self._finish_step()
+        self._remember(event, ready)
+        return ready
+
+    def repeats(self, session: str, message: object, now: float) -> bool:
+        """Whether a message only says again what led to nothing before; then it is taken into account already.
+
+        ``step`` would do the same and give an empty ``Ready``; this is for a shell that has ten thousand to ask for.
+        """
+        self._ledger.now = now
+        return self._repeats.take(session, message)
+
+    def load_keys(self, records: Iterable[KeyRecord]) -> None:
+        """The keys' own journal was read; to be called before anybody has been told of a seat in the job."""
+        self._keys = replay(records, self._ledger.state.term)
+
+    @property
+    def ailments(self) -> list[str]:
+        """What the workers say is wrong with their hosts, a sentence each."""
+        return self._unwell_hosts.lines()
+
+    @property
+    def stragglers(self) -> list[str]:
+        """Which workers are slower than the others, a sentence each."""
+        return self._stragglers.lines()
+
+    @property
+    def keys(self) -> KeyStore:
+        """The keys that it keeps for the workers."""
+        return self._keys
+
+    def wake_at(self) -> float | None:
+        """When the next deadline has to be judged by a Tick, even if nothing arrives; None where there is none."""
+        ending, rendezvous = self._ending, self._rendezvous
+        earliest = self._leases.next_deadline()
+        others = [self._admission.check_at, self._rebuild.deadline, ending.deadline()]
+        if self._is_round_due():
+            others.append(self._ledger.now)
+        if ending.ended is None:
+            others += (self._equality.deadline, self._watch.deadline(), self._stragglers.deadline())
+            if rendezvous.round is not None:
+                others += (rendezvous.deadline(), rendezvous.refresh_at())
+            if self._ledger.absent:
+                others.append(self._world.shrink_deadline())
+            if not self._world.has_begun:
+                others.append(self._start_deadline())
+        for deadline in others:
+            if deadline is not None and (earliest is None or deadline < earliest):
+                earliest = deadline
+        return earliest
+
+    @property
+    def state(self) -> JobState:
+        """The durable state; read only."""
+        return self._ledger.state
+
+    @property
+    def first_cause(self) -> str:
+        """The first loss since the job trained last; empty where it trains."""
+        return self._ending.first_cause
+
+    @property
+    def standstill(self) -> str:
+        """Who holds the others up, where the job does not come on; empty where it does."""
+        return self._watch.said
+
+    @property
+    def found(self) -> Standstill | None:
+        """The same, as values."""
+        return self._watch.found
+
+    def silent(self, now: float) -> list[Seat]:
+        """Of whom the Tick that is due will say that nothing comes from them: a shell may look at their processes."""
+        self._ledger.now = now
+        seats = {seat.node: seat for seat in (*self._leases.silent(), *self._watch.silent())}
+        return list(seats.values())
+
+    @property
+    def policy(self) -> Policy:
+        """The job's settings."""
+        return self._ledger.policy
+
+    def presence(self, node: str) -> Presence | None:
+        """What is known about a node's present session; read only."""
+        return self._ledger.presences.get(node)
+
+    def seat_free_in_s(self) -> float | None:
+        """How long the last process that asked for its seat has to wait yet; None where none does."""
+        return self._admission.longest_wait_s()
+
+    def process_of_session(self, session: str) -> Process | None:
+        """Where the session that holds a seat runs."""
+        node = self._ledger.sessions.get(session)
+        return self._ledger.process_of(node) if node is not None else None
+
+    def phase(self) -> str:
+        """One word and, where somebody is waited for, their names."""
+        state = self._ledger.state
+        if self._ending.ended:
+            return "ending"
+        if state.final:
+            left = self._ending.unfinished_slots()
+            is_partly_done = 0 < len(left) < len(state.by_slot)
+            return f"finished; not done: {self._ledger.names_of(left)}" if is_partly_done else "finished"
+        if self._rendezvous.is_urgent():
+            return _phase("forming", self._rendezvous.waits_for())
+        if state.generation is None:
+            return _phase("filling", self._ledger.names_of(self._ledger.absent))
+        return "training"
+
+    def _finish_step(self) -> Ready:
+        if self._ledger.absent:
+            self._give_slots()
+        ready, self._ledger.ready = self._ledger.ready, Ready()
+        return ready
+
+    def _remember(self, event: Event, ready: Ready) -> None:
+        """A heartbeat that was accepted and led to nothing leads to nothing again, until something happens."""
+        accepted, self._accepted = self._accepted, None
+        if isinstance(event, Received) and isinstance(event.message, KeyCall) and ready.is_about_keys:
+            return
+        if not ready.is_empty:
+            self._repeats.forget()
+        elif isinstance(event, Received) and isinstance(event.message, Heartbeat):
+            if accepted is not None:
+                self._repeats.remember(event.session, event.message, self._ledger.presences[accepted.node])
+        elif not (
+            isinstance(event, Tick | Seen | SightTold | ReplacementsStarting)
+            or (isinstance(event, Received) and isinstance(event.message, Still | Unwell | Oddity | Paced | Figures))
+        ):
+            self._repeats.forget()
+
+    # ---- events
+
+    def _receive(self, session: str, message: FromWorker) -> None:
+        if isinstance(message, Register):
+            self._register(message)
+            return
+        seat = self._holder(session, message.sender)
+        if seat is None or self._ledger.presences[seat.node].is_gone:
+            return
+        self._ending.hear_somebody()
+        self._leases.renew(seat)
+        match message:
+            case Heartbeat():
+                self._accepted = seat
+                self._heartbeat(seat, message)
+            case SavedPoints():
+                self._durable_points.take(seat, message)
+            case Digests():
+                self._equality.take(seat, message)
+                self._durable_points.commit_newest({digest.point for digest in message.digests})
+                self._judge_equality()
+            case Join():
+                self._join(seat, message)
+            case Publish():
+                self._rendezvous.publish(seat, message)
+            case LastWords():
+                self._hear_last_words(seat, message)
+            case Still():
+                self._watch.take(seat, message)
+            case PeerGone(_, gone):
+                self._peer_gone(seat, gone)
+            case KeyCall():
+                self._call_keys(message)
+            case Oddity():
+                self._unwell_hosts.note(seat, message, self._rendezvous.rank_of(seat))
+            case Figures(_, figures):
+                self._ledger.presences[seat.node].figures = figures
+            case Unwell():
+                self._unwell_hosts.take(seat, message)
+            case Paced():
+                self._stragglers.take(seat, message)
+                self._unwell_hosts.remind(seat)
+            case Leave():
+                self._leave(seat, message)
+
+    def _call_keys(self, call: KeyCall) -> None:
+        seats = self._ledger.state.seats
+        if self._keys.callers >= CALLERS_A_SEAT * len(seats) + FEW_CALLERS:
+            self._keys.forget_callers_but({seat.session for seat in seats.values()})
+        done = self._keys.take(call)
+        self._ledger.ready.key_records += done.records
+        for answer in done.answers:
+            self._ledger.ready.send(answer.session, answer)
+
+    def _register(self, message: Register) -> None:
+        if self._ending.answer(message.session):
+            return
+        if self._admission.difference(message) is None and self._rebuild.takes(message):
+            return
+        self._doubt_journal(message)
+        before = self._ledger.state.seats.get(message.node)
+        old_incarnation = before.incarnation if before else 0
+        seat = self._admission.register(message)
+        if seat is not None or message.session in self._admission.pending or message.session in self._admission.refused:
+            self._ending.hear_somebody()
+        if seat is None:
+            return
+        if seat.slot is not None and seat.incarnation != old_incarnation:
+            self._rendezvous.forget(seat.node)
+            self._done.pop(seat.node, None)
+            if self._world.is_new(seat.slot):
+                self._world.expect_later(seat.slot)
+            elif self._ledger.state.generation is not None:
+                what = "was started again" if old_incarnation else "takes the place of a lost one"
+                self._break(f"worker {seat.node} {what} ({seat.process})")
+        self._rendezvous.invite(seat)
+
+    def _doubt_journal(self, message: Register) -> None:
+        """Say it, once, where a worker was told more than the journal holds."""
+        lost = "" if self._is_journal_doubted else told_more(message, self._ledger.state)
+        if lost:
+            self._is_journal_doubted = True
+            self._ledger.ready.say(lost, Level.WARNING)
+
+    def _judge_reports(self) -> None:
+        """Where a lost journal is made anew, this is a load like any other, with those who reported heard already."""
+        reporters = self._rebuild.judge()
+        if reporters is None:
+            return
+        ledger, state = self._ledger, self._ledger.state
+        self._ending.hear_somebody()
+        self._admission.forget_pending()
+        self._world.load()
+        heard = {message.session for message in reporters}
+        for seat in state.seats.values():
+            self._leases.begin(seat, heard=seat.session in heard)
+            if seat.session in heard:
+                ledger.sessions[seat.session] = seat.node
+                self._admission.welcome(seat)
+        self._compare_with_generation()
+
+    def _holder(self, session: str, sender: Credential) -> Seat | None:
+        """The seat the sender holds; whoever holds none is fenced and changes nothing (S6)."""
+        state = self._ledger.state
+        seat = state.seats.get(sender.node)
+        if (
+            seat is not None
+            and sender.job == state.job
+            and sender.session == seat.session
+            and sender.incarnation == seat.incarnation
+            and not seat.is_retired
+        ):
+            return None if seat.has_left else seat
+        if sender.job == state.job:
+            fenced = self._admission.fenced(sender, seat)
+            self._ledger.ready.send(session, fenced)
+            if session not in self._fenced and len(self._fenced) < MAX_FENCED:
+                self._fenced.add(session)
+                self._ledger.ready.say(f"fenced: {fenced.text}", Level.WARNING)
+        return None
+
+    def _join(self, seat: Seat, message: Join) -> None:
+        presence = self._ledger.presences[seat.node]
+        presence.activity, presence.round = Activity.WAITING, message.round
+        was_in_it = presence.generation == self._ledger.state.generation_number
+        if self._rendezvous.is_urgent() and was_in_it and self._rendezvous.rank_of(seat) is not None:
+            self._corroborate()
+        self._rendezvous.join(seat, message)
+        self._judge_way_back()
+
+    def _judge_way_back(self) -> None:
+        """End the job if it would lose all its steps, has no point to go back to, or fails alike at every try."""
+        if (lost := self._rendezvous.points_lost) and self._ending.ended is None:
+            self._ending.blame(lost)
+            self._ending.end_job(EndKind.POINTS_LOST, lost)
+        back = self._ledger.state.rolled_back
+        if self._rendezvous.has_no_way_back and back is not None and self._ending.ended is None:
+            self._end_unequal(f"{back.text}: no rank's memory or disk holds a point of then or before it")
+        if self._rendezvous.in_vain and self._ending.ended is None:
+            self._ending.end_job(EndKind.INTERRUPTED, self._rendezvous.in_vain)
+
+    def _heartbeat(self, seat: Seat, message: Heartbeat) -> None:
+        ledger = self._ledger
+        presence = ledger.presences[seat.node]
+        presence.activity, presence.generation = message.activity, message.generation
+        presence.round, presence.step = message.round, message.step
+        was_in_it = message.generation == ledger.state.generation_number and self._rendezvous.rank_of(seat) is not None
+        if seat.slot is not None and message.activity is not Activity.SEATED:
+            self._world.expect_now(seat.slot)
+        if message.activity is Activity.TRAINING and was_in_it:
+            self._ending.trains(message.generation)
+        elif message.activity is Activity.WAITING and was_in_it:  # a newcomer's waiting says nothing about a collective
+            self._member_waits(seat)
+        if self._ending.answer(seat.session):
+            return
+        if message.term < ledger.state.term:  # it takes a late word of an earlier scheduler for this one's
+            self._admission.welcome(seat)
+        if ledger.state.final is not None:
+            if message.activity is not Activity.FINISHED:
+                ledger.tell(seat.node, self._finished(ledger.state.final))
+        elif self._rendezvous.round is not None:
+            has_missed_it = seat.node not in self._rendezvous.round.joined and message.activity is not Activity.SEATED
+            if has_missed_it and not self._rendezvous.remind(seat):
+                self._accepted = None  # said again it will be judged again: time has passed
+        elif self._rendezvous.rank_of(seat) is not None:
+            self._compare_member(seat, message)
+        elif seat.slot is not None and self._world.is_new(seat.slot) and message.activity is Activity.WAITING:
+            self._newcomers.append(seat.node)
+
+    def _member_waits(self, seat: Seat) -> None:
+        """A member has left its generation: because a collective failed, or, asked gently, at a commit."""
+        round_ = self._rendezvous.round
+        if round_ is None or not round_.gently:
+            self._corroborate()
+        elif seat.node not in round_.came:
+            number = self._ledger.state.generation_number
+            self._rendezvous.harden(self._why_left(seat, number))
+            self._corroborate()
+
+    def _why_left(self, seat: Seat, generation: int) -> str:
+        failed = f"a collective of generation {generation} failed at worker {seat.node}"
+        return self._unwell_hosts.computed_again() or failed
+
+    def _compare_member(self, seat: Seat, message: Heartbeat) -> None:
+        """A member of the last generation says where it is; fix what it missed."""
+        committed = self._ledger.state.generation_number
+        if message.generation < committed:
+            if self._rendezvous.can_tell():
+                self._rendezvous.start(seat)
+            elif message.term == self._ledger.state.term:  # else it was said to an earlier scheduler, and came late
+                self._break(f"worker {seat.node} was not told generation {committed} before the scheduler died")
+        elif message.generation == committed and message.activity is Activity.WAITING:
+            self._failed_collective = self._why_left(seat, committed)
+        elif message.generation == committed and message.activity is Activity.DONE:
+            self._member_done(seat, message.step)
+
+    def _member_done(self, seat: Seat, step: int) -> None:
+        self._done[seat.node] = step
+        self._finish_if_equal()
+
+    def _judge_equality(self) -> None:
+        """A difference is mended or ends the job, once it can be named; the end, or a round, may have waited for it."""
+        is_open = self._ending.ended is None and self._ledger.state.final is None
+        found = self._equality.difference() if is_open else None
+        if found is None:
+            self._rendezvous.is_held = self._equality.is_in_question
+            self._finish_if_equal()
+        elif text := self._consistency.judge(found):
+            self._end_unequal(text)
+        else:
+            self._equality.settle()
+            self._done.clear()
+            self._rendezvous.is_held = False
+            back = self._ledger.state.rolled_back
+            why = "" if back is None else back.reason
+            self._rendezvous.begin_again(why)
+            self._break(why)
+
+    def _end_unequal(self, text: str) -> None:
+        self._ending.blame(text)
+        self._ending.end_job(EndKind.UNEQUAL, text)
+
+    def _judge_progress(self) -> None:
+        """Members who hold the others up are ended; where nobody can be named the group is formed anew."""
+        round_ = self._rendezvous.round
+        if self._ending.ended is not None or self._ledger.state.final is not None:
+            self._watch.end()
+        elif self._broken or self._rendezvous.is_urgent():
+            self._watch.tick_in_round(round_.came if round_ is not None else ())
+        elif why := self._watch.tick():
+            if round_ is None:
+                self._failed_collective = why
+            else:
+                self._rendezvous.harden(why)
+
+    def _finish_if_equal(self) -> None:
+        """Training is finished where every member is done, and with the same state."""
+        ledger, committed = self._ledger, self._ledger.state.generation
+        if committed is None or ledger.state.final is not None or self._ending.ended is not None:
+            return
+        if len(self._done) < len(committed.members) or ledger.absent or not self._equality.is_final_equal:
+            return
+        point = Point(max(self._done.values()), committed.generation)
+        ledger.write(TrainingFinished(point))
+        ledger.ready.say(
+            f"training is finished at step {point.step}: every worker's last commit is durable, and all are equal"
+        )
+        for member in ledger.everybody():
+            ledger.tell(member.node, self._finished(point))
+
+    def _finished(self, point: Point) -> Finished:
+        return Finished(self._ledger.state.job, self._ledger.state.term, point)
+
+    def _leave(self, seat: Seat, message: Leave) -> None:
+        presence = self._ledger.presences[seat.node]
+        presence.step = max(presence.step, message.step)
+        is_trained = self._ledger.state.final is not None
+        if message.on_purpose and not (is_trained and message.status):
+            if is_trained and message.status is None and self._ledger.policy.token:
+                presence.status_by = self._ledger.now + STATUS_WAIT_S
+            self._leases.leave(seat)
+            self._forget_condition(seat.node)
+            self._ledger.ready.say(f"{seat.title} left: {message.text}")
+            self._ending.left(message.text)
+            self._gone(seat, f"worker {seat.node} left before training was finished: {message.text}")
+        else:  # also of a worker that was asked to leave, or stopped, before its script had reached its end
+            presence.is_gone = True
+            is_own = is_trained and not message.on_purpose
+            self._lose(seat, message.text, spoke=True, status=message.status or 0 if is_own else 0)
+        self._ending.if_everybody_left()
+
+    def _hear_last_words(self, seat: Seat, message: LastWords) -> None:
+        """A worker dies of an error: the cause is known from now on, though its seat is not lost before it has left."""
+        presence = self._ledger.presences[seat.node]
+        presence.last_words, presence.step = message.text, message.step
+        if seat.is_held and self._blame_member(seat, message.text, spoke=True):
+            self._ledger.ready.say(f"{seat.title} ({seat.process}) ends: {message.text}", Level.WARNING)
+
+    def _hear_of_end(self, end: ProcessEnded) -> None:
+        """Take what a launcher says of a process that has ended.
+
+        Any process that can connect may say it. So only words follow from it, and only if the process has said none;
+        but for one case: training is finished, and nothing is heard from the process that could tell its own status.
+        """
+        seat, presence = self._ledger.state.seats.get(end.node), self._ledger.presences.get(end.node)
+        if seat is None or presence is None or seat.process[:3] != (end.host, end.pid, end.started_at):
+            return
+        if self._ledger.state.final is not None and end.status is not None and self._is_status_wanted(seat):
+            self._learn_status(seat, end.status)
+            return
+        if presence.last_words:
+            return
+        if seat.is_held:
+            presence.ended = end
+        elif presence.noticed_by in (Notice.GONE, Notice.CLOSED):
+            presence.ended = end
+            text = f"{end.text} ({self._judged(seat, '')[1]})"
+            if self._ending.explain(seat, text):
+                self._ledger.ready.say(f"{seat.title} ({seat.process}) {text}", Level.WARNING)
+
+    def _is_status_wanted(self, seat: Seat) -> bool:
+        """Return whether the exit status of a finished training's script is unknown, and its process cannot tell it."""
+        presence = self._ledger.presences[seat.node]
+        if seat.slot is None or self._ending.ended is not None:
+            return False
+        if seat.has_left:
+            return presence.status_by is not None
+        return (seat.is_lost and not seat.status) or presence.heard_at is None
+
+    def _learn_status(self, seat: Seat, status: int) -> None:
+        self._ledger.presences[seat.node].status_by = None
+        text = f"its program ended with status {status}"
+        if status:
+            self._lose(seat, text, spoke=True, status=status)
+        elif not seat.has_left:
+            self._leases.leave(seat)
+            self._ledger.ready.say(f"{seat.title} left: {text}, as its launcher says")
+        self._ending.if_everybody_left()
+
+    def _hear_of_sight(self, told: ProcessSeen) -> None:
+        """As ``_seen``, of a process on another host; what it says itself from now on counts for more."""
+        seat, presence = self._ledger.state.seats.get(told.node), self._ledger.presences.get(told.node)
+        if seat is not None and presence is not None and seat.process[:3] == (told.host, told.pid, told.started_at):
+            presence.sight, presence.seen_at = Sight(told.doing, told.quiet_s), self._ledger.now
+
+    def _peer_gone(self, witness: Seat, session: str) -> None:
+        """A worker saw another one on its host die: that is known long before its connection closes."""
+        process = self.process_of_session(session)
+        if process is not None and process.host == witness.process.host and session != witness.session:
+            self._closed(session, gone=True, witness=witness)
+
+    def _closed(self, session: str, gone: bool, witness: Seat | None = None) -> None:
+        self._admission.forget(session)
+        self._rebuild.forget(session)
+        node = self._ledger.sessions.get(session)
+        seat = self._ledger.state.seats.get(node) if node is not None else None
+        if seat is None or seat.session != session or seat.is_retired:
+            return
+        reason, round_ = self._leases.close(seat, gone=gone, witness=witness), self._rendezvous.round
+        is_close = witness is None  # a death that is seen when it was known is no news, and says nothing of others
+        if reason is not None:
+            self._lose(seat, reason)
+        elif is_close:
+            if seat.is_held:  # an answer shows that it is back: its words may have overtaken the close
+                self._admission.welcome(seat)
+            if round_ is not None and round_.joined and self._rendezvous.is_urgent():
+                self._corroborate()
+        self._ending.if_everybody_left()
+
+    def _corroborate(self) -> None:
+        """A member's collective failed: members of its generation whose connection is closed too need no grace."""
+        round_ = self._rendezvous.round
+        for seat in self._leases.closing():
+            if self._rendezvous.rank_of(seat) is not None and (round_ is None or seat.node not in round_.came):
+                self._lose(seat, "its connection closed and a collective with it failed")
+
+    def _seen(self, session: str, sight: Sight) -> None:
+        """Only words follow from it."""
+        node = self._ledger.sessions.get(session)
+        presence = self._ledger.presences.get(node) if node is not None else None
+        if presence is not None:
+            presence.sight, presence.seen_at = sight, self._ledger.now
+
+    def _stalled(self, gap_s: float) -> None:
+        self._leases.shift(gap_s)
+        self._watch.shift(gap_s)
+        self._admission.shift(gap_s)
+        self._rebuild.shift(gap_s)
+        self._rendezvous.shift(gap_s)
+        self._ending.shift(gap_s)
+        self._equality.shift(gap_s)
+        self._world.shift(gap_s)
+        text = f"this scheduler stood still for {gap_s:.1f} s; nobody loses a lease by that"
+        self._ledger.ready.say(text, Level.WARNING)
+
+    def _tick(self) -> None:
+        ledger = self._ledger
+        for seat, reason in self._leases.expired():
+            self._lose(seat, reason)
+        self._admission.forget_silent()
+        self._judge_reports()
+        self._judge_equality()
+        self._judge_progress()
+        self._stragglers.tick()
+        if self._ending.ended is not None:
+            self._ending.if_everybody_left()
+            return
+        self._give_slots()
+        if (start_at := self._start_deadline()) is not None and start_at <= ledger.now:
+            self._admission.seat_pending()
+            self._world.begin_without_the_absent()
+        self._open_round_if_due()  # before the world goes on without somebody, which may close one
+        self._world.shrink()
+        self._rendezvous.harden_if_stuck()
+        self._rendezvous.refresh()
+        self._judge_way_back()
+        if self._rendezvous.timed_out():
+            waited = f"the round waited {ledger.policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
+            missing = self._rendezvous.waits_for() + self._world.shortage()
+            self._ending.end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {missing}")
+        elif (deadline := self._ending.fill_deadline()) is not None and deadline <= ledger.now:
+            waited = f"waited {ledger.policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
+            missing = ledger.names_of(ledger.absent) + self._world.shortage()
+            self._ending.end_job(EndKind.FORMATION_TIMEOUT, f"{waited} for worker {missing}")
+        else:
+            self._ending.judge_emptiness()
+            if ledger.policy.recovery and ledger.state.final is None and self._rendezvous.round is None:
+                self._unwell_hosts.judge(self._stragglers.slow() if ledger.policy.swaps_stragglers else {})
+
+    # ---- losses, rounds
+
+    def _forget_condition(self, node: str) -> None:
+        """The node's process is gone: what was known of its host and its pace is over."""
+        self._unwell_hosts.forget(node)
+        self._stragglers.forget(node)
+
+    def _give_slots(self, admitted: Seat | None = None) -> None:
+        """Give lost slots to spares and invite them, but for the one that is being admitted: it is invited later."""
+        given = self._world.give_slots() if self._ending.ended is None else []
+        for seat in given:
+            if seat is not admitted:
+                self._rendezvous.invite(seat)
+
+    def _start_deadline(self) -> float | None:
+        if self._rebuild.deadline is not None:
+            return None  # whether this job begins at all is not known before that
+        return self._world.start_deadline(self._ending.filling_since(), len(self._admission.pending))
+
+    def _lose(self, seat: Seat, reason: str, *, spoke: bool = False, status: int = 0) -> None:
+        self._leases.end(seat, reason, status)
+        self._forget_condition(seat.node)
+        if seat.slot is None:
+            return  # a spare: no event for the job
+        if self._rendezvous.rank_of(seat) is None:
+            self._ending.blame(f"worker {seat.node} ({seat.process}): {seat.reason}")
+        else:
+            self._blame_member(seat, seat.reason, spoke=spoke or bool(self._ledger.presences[seat.node].last_words))
+        self._gone(seat, f"worker {seat.node} ({seat.process}) is lost: {seat.reason}")
+
+    def _blame_member(self, seat: Seat, reason: str, *, spoke: bool) -> bool:
+        """Whether a member's loss, or the error it says it dies of, is a cause of its generation's end, and news."""
+        committed, rank = self._ledger.state.generation, self._rendezvous.rank_of(seat)
+        if committed is None or rank is None:
+            return False
+        presence = self._ledger.presences[seat.node]
+        row, judgement = self._judged(seat, reason if spoke else "")
+        number, now = committed.generation, self._ledger.now
+        cause = CauseFound(number, rank, seat.node, seat.process, presence.step, now, f"{reason} ({judgement})")
+        return self._ending.lost(cause, spoke=spoke, is_echo=spoke and row.cause is CauseClass.NETWORK)
+
+    def _judged(self, seat: Seat, words: str) -> tuple[Row, str]:
+        """The kind of a member's loss, with its class and what is done about it; ``words`` are its own."""
+        ledger, policy = self._ledger, self._ledger.policy
+        presence = ledger.presences[seat.node]
+        seen = observed(presence, words, policy.node_timeout_s)
+        presence.noticed_by, row = seen.notice, policy.causes.of(seen)
+        presence.avoids_host |= row.avoids_host
+        left = ledger.present() - ledger.is_present(seat.node)
+        means = Means(
+            goes_on=policy.recovery,
+            spare=self._world.spare_said(seat),
+            has_launcher=bool(policy.token),
+            shrinks_after_s=policy.shrink_grace_s if left >= policy.min_world_size else None,
+        )
+        return row, judged(row, means)
+
+    def _gone(self, seat: Seat, why: str) -> None:
+        """The seat has no live holder any more, for whatever reason."""
+        if seat.slot is None:
+            return
+        self._world.expect_now(seat.slot)
+        self._rendezvous.forget(seat.node)
+        self._rendezvous.blame(why, breaks=self._rendezvous.rank_of(seat) is not None)
+        if self._ledger.state.final is not None or self._ending.ended is not None:
+            return
+        self._done.pop(seat.node, None)
+        if not self._ledger.policy.recovery and seat.is_lost:
+            self._ending.end_job(EndKind.FAILED, f"{why} (ENABLE_RECOVERY=0)")
+        elif self._rendezvous.rank_of(seat) is not None:
+            self._break(why)
+
+    def _break(self, why: str) -> None:
+        """The last generation cannot go on; an open round takes this in."""
+        if self._rendezvous.round is None:
+            self._broken.append(why)
+
+    def _compare_with_generation(self) -> None:
+        """After a load: a member that is lost, left or was replaced means that the generation cannot go on."""
+        committed = self._ledger.state.generation
+        if committed is None or self._ledger.state.final is not None:
+            return
+        if (back := self._ledger.state.rolled_back) is not None:
+            self._break(back.reason)
+        if not committed.members:  # the job was rebuilt by members of an earlier one
+            self._break(f"generation {committed.generation} was lost with the journal")
+        for node, incarnation in committed.members:
+            seat = self._ledger.state.seats[node]
+            if not seat.is_held or seat.slot is None or seat.incarnation != incarnation:
+                why = f"is lost: {seat.reason}" if seat.is_lost else "left" if seat.has_left else "was replaced"
+                self._break(f"worker {node} of generation {committed.generation} {why}")
+
+    def _is_round_due(self) -> bool:
+        """Whether a round may have to open: at a Tick, so that what comes in together is one reason."""
+        if self._ending.ended is not None:
+            return False
+        if self._ledger.state.generation is None:
+            return self._rendezvous.round is None and self._world.may_begin()
+        return bool(self._broken or self._failed_collective or self._newcomers)
+
+    def _open_round_if_due(self) -> None:
+        if not self._is_round_due():
+            return
+        ledger, state = self._ledger, self._ledger.state
+        reasons, self._broken = self._broken, []
+        failed, self._failed_collective = self._failed_collective, ""
+        newcomers, self._newcomers = self._newcomers, []
+        if self._rendezvous.round is not None or state.final is not None:
+            return
+        if state.generation is None:
+            self._world.begin_without_the_absent()
+            here, size = ledger.present(), ledger.policy.world_size
+            few = f"{here} of {size} workers are registered after {ledger.policy.start_grace_s:g} s (START_GRACE)"
+            self._rendezvous.open(few if here < size else f"all {here} workers are registered")
+        elif (reasons or failed) and ledger.policy.recovery:
+            self._done.clear()
+            more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+            reason = reasons[0] + more if reasons else failed
+            if self._world.has_resets_left():
+                self._rendezvous.open(reason, blames_nobody=not reasons)
+            else:
+                limit = f"it began anew {ledger.policy.reset_limit} times (RESET_LIMIT)"
+                self._ending.end_job(EndKind.INTERRUPTED, f"{limit}; now {reason}")
+        elif (node := next(filter(ledger.is_present, newcomers), None)) and self._world.has_resets_left():
+            self._done.clear()
+            self._rendezvous.open(f"worker {node} ({ledger.process_of(node)}) joins", gently=True)
+
+
+def _phase(word: str, names: str) -> str:
+    return f"{word}; waiting for {names}" if names else f"{word}; everybody is here"

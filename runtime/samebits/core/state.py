@@ -1,0 +1,337 @@
+"""What the journal says: the durable half of the scheduler's knowledge, rebuilt by replaying records.
+
+``JobState.apply`` is the only thing that changes it, whether a record was just decided or is read back after a crash;
+so what a restarted scheduler knows is by construction what the dead one had written.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import msgspec
+
+from samebits.core.lines import number_of, root_of
+from samebits.core.messages import EndKind, Pairs, Process
+from samebits.core.point import Cut, Point
+from samebits.core.records import (
+    CauseFound,
+    GenerationCommitted,
+    JobCreated,
+    JobFinished,
+    JobInterrupted,
+    JobRebuilt,
+    PointCommitted,
+    RebuiltSeat,
+    Record,
+    ReplacementShown,
+    RolledBack,
+    SeatGranted,
+    SeatLeft,
+    SeatLost,
+    SeatQuiet,
+    SeatResumed,
+    SeatRetired,
+    SlotGiven,
+    SpareAdmitted,
+    TermStarted,
+    TrainingFinished,
+)
+
+KEPT_CUTS = 256
+KEPT_INTERRUPTIONS = 2
+KEPT_CAUSES = 4
+_NO_SLOT = -1  # only inside a snapshot: a node that was granted a seat and retired since
+
+
+@dataclass(frozen=True, slots=True)
+class BootTime:
+    """A moment of one host's boot clock; two can be compared only where the boot is the same."""
+
+    boot_id: str
+    at: float
+
+
+class SeatState(enum.Enum):
+    """Who sits there. ``HELD`` is believed until a lease ends, whatever is known of the process."""
+
+    HELD = "held"
+    LOST = "lost"
+    LEFT = "left"
+
+
+@dataclass(slots=True)
+class Seat:
+    """The durable facts about a node that was admitted."""
+
+    node: str
+    slot: int | None  # None: a spare, or retired; the node keeps its incarnation count
+    incarnation: int
+    session: str
+    process: Process
+    state: SeatState = SeatState.HELD
+    reason: str = ""  # of its loss
+    status: int = 0  # not 0: its script ended itself with this exit status
+    quiet_since: BootTime | None = None  # proven: nothing was accepted from it after this moment
+    is_spare: bool = False
+
+    @property
+    def is_held(self) -> bool:
+        """Whether its holder is neither lost nor has left."""
+        return self.state is SeatState.HELD
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether its lease has ended and nobody came back."""
+        return self.state is SeatState.LOST
+
+    @property
+    def has_left(self) -> bool:
+        """Whether its holder gave it up on purpose."""
+        return self.state is SeatState.LEFT
+
+    @property
+    def is_retired(self) -> bool:
+        """Whether what the node held was taken away for good."""
+        return self.slot is None and not self.is_spare
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return f"{'spare' if self.is_spare else 'worker'} {self.node}"
+
+
+@dataclass(slots=True)
+class JobState:
+    """Everything that survives kill -9 of the scheduler. Changed by ``apply`` alone."""
+
+    job: str = ""
+    name: str = ""
+    settings: Pairs = ()
+    term: int = 0
+    boot_id: str = ""
+    seats: dict[str, Seat] = field(default_factory=dict)
+    by_slot: dict[int, str] = field(default_factory=dict)
+    spares: dict[str, None] = field(default_factory=dict)  # those neither lost nor left, in the order they came
+    generation: GenerationCommitted | None = None
+    committed_point: Point | None = None  # the newest on the job's line that every member of its time held
+    final: Point | None = None
+    interruptions: tuple[JobInterrupted, ...] = ()
+    finished: bool = False
+    causes: tuple[CauseFound, ...] = ()  # of the last generation's end
+    rolled_back: RolledBack | None = None  # the last generation; the next one is still to come
+    replacements: dict[str, int] = field(default_factory=dict)  # first node of a line → its highest proven number
+
+    @classmethod
+    def replay(cls, records: Iterable[Record]) -> JobState:
+        """The state after these records."""
+        state = cls()
+        for record in records:
+            state.apply(record)
+        return state
+
+    @property
+    def generation_number(self) -> int:
+        """The last committed generation; 0 before the first."""
+        return self.generation.generation if self.generation else 0
+
+    @property
+    def next_generation(self) -> int:
+        """The number of the next one, which none can have had before: a journal may have been lost in between."""
+        line = () if self.generation is None else self.generation.line
+        return 1 + max((self.generation_number, *(cut.generation for cut in line)))
+
+    @property
+    def back_to(self) -> Point | None:
+        """What is newer is not to be relied on, where the last generation is rolled back."""
+        return None if self.rolled_back is None else self.rolled_back.to
+
+    @property
+    def is_in_doubt(self) -> bool:
+        """Whether the ranks of the last generation differed: only what was everybody's before is to be relied on."""
+        number = self.generation_number
+        return any(one.kind is EndKind.UNEQUAL and one.generation == number for one in self.interruptions)
+
+    def seat_of_slot(self, slot: int) -> Seat | None:
+        """Who holds the slot."""
+        node = self.by_slot.get(slot)
+        return self.seats[node] if node is not None else None
+
+    def apply(self, record: Record) -> None:
+        """Take one record into account."""
+        match record:
+            case SeatGranted():  # first: most records are
+                self._grant(record)
+            case JobCreated():
+                self.job, self.name, self.settings = record.job, record.name, record.settings
+            case JobRebuilt():
+                self._rebuild(record)
+            case TermStarted():
+                self._start_term(record)
+            case SeatResumed():
+                seat = self.seats[record.node]
+                seat.state, seat.reason, seat.status, seat.quiet_since = SeatState.HELD, "", 0, None
+                if seat.is_spare:
+                    self.spares[seat.node] = None
+            case SeatLost():
+                seat = self.seats[record.node]
+                seat.state, seat.reason, seat.status = SeatState.LOST, record.reason, record.status
+                seat.quiet_since = BootTime(self.boot_id, record.since)
+                self.spares.pop(seat.node, None)
+            case CauseFound() if record.generation < self.generation_number:
+                pass  # more is known of what was made good
+            case CauseFound():
+                known = self.causes if self.causes and self.causes[0].generation == record.generation else ()
+                others = tuple(record if one.node == record.node else one for one in known)
+                self.causes = others if record in others else (*known, record)[:KEPT_CAUSES]
+            case SeatLeft():
+                self.seats[record.node].state = SeatState.LEFT
+                self.spares.pop(record.node, None)
+            case SeatQuiet():
+                self.seats[record.node].quiet_since = BootTime(record.boot_id, record.since)
+            case SeatRetired():
+                self.seats[record.node].slot = None
+                del self.by_slot[record.slot]
+            case SpareAdmitted():
+                self._admit_spare(record)
+            case SlotGiven():
+                seat = self.seats[record.node]
+                seat.slot, seat.is_spare = record.slot, False
+                self.spares.pop(seat.node, None)
+                self.by_slot[record.slot] = seat.node
+            case ReplacementShown(node):
+                self.replacements[root_of(node)] = number_of(node)
+            case GenerationCommitted():
+                for node in self.superseded(record):
+                    del self.seats[node]
+                self.generation, self.causes, self.rolled_back = record, (), None
+                if self.committed_point is not None and not is_on_line(self.committed_point, record):
+                    self.committed_point = None  # all copies were damaged, and older points were gone back to
+            case PointCommitted():
+                self.committed_point = record.point
+            case RolledBack():
+                self.rolled_back = record
+            case TrainingFinished():
+                self.final = record.point
+            case JobInterrupted():
+                self.interruptions = (*self.interruptions, record)[-KEPT_INTERRUPTIONS:]
+                for seat in self.seats.values():
+                    seat.status = 0  # the next start may run what is left of a script again
+            case JobFinished():
+                self.finished = True
+
+    def superseded(self, committed: GenerationCommitted) -> list[str]:
+        """Replacements that were replaced themselves and hold nothing: from this generation on nobody asks for them.
+
+        A line leaves its first node and its last one behind, however often its process was started again.
+        """
+        if not self.replacements:
+            return []
+        members = {node for node, _ in committed.members}
+        return [
+            node
+            for node, seat in self.seats.items()
+            if "." in node
+            and 0 < number_of(node) < self.replacements.get(root_of(node), 0)
+            and seat.slot is None
+            and node not in self.spares
+            and node not in members
+        ]
+
+    def _rebuild(self, record: JobRebuilt) -> None:
+        self.job, self.name, self.settings = record.job, record.name, record.settings
+        self.term, self.boot_id = record.term, record.boot_id
+        self.seats, self.by_slot, self.spares, self.replacements = {}, {}, {}, {}
+        for grant in record.seats:
+            self._grant(grant)
+            if number_of(grant.node) > 0:
+                self.replacements[root_of(grant.node)] = number_of(grant.node)
+        self.generation = GenerationCommitted(*msgspec.structs.astuple(record.generation))
+        self.committed_point, self.final, self.rolled_back = None, record.final, None
+
+    def _start_term(self, record: TermStarted) -> None:
+        self.term, self.boot_id = record.term, record.boot_id
+        for seat in self.seats.values():
+            # A wait that began in this boot goes on; one of another boot cannot be measured and begins again.
+            if seat.quiet_since is None or seat.quiet_since.boot_id != record.boot_id:
+                seat.quiet_since = BootTime(record.boot_id, record.at)
+
+    def _grant(self, record: SeatGranted | RebuiltSeat) -> None:
+        old = self.seats.get(record.node)
+        if old is not None and old.slot is not None and old.slot != record.slot:
+            del self.by_slot[old.slot]
+        self.seats[record.node] = Seat(record.node, record.slot, record.incarnation, record.session, record.process)
+        self.by_slot[record.slot] = record.node
+        self.spares.pop(record.node, None)
+
+    def _admit_spare(self, record: SpareAdmitted) -> None:
+        old = self.seats.get(record.node)
+        if old is not None and old.slot is not None:
+            del self.by_slot[old.slot]
+        self.seats[record.node] = Seat(
+            record.node, None, record.incarnation, record.session, record.process, is_spare=True
+        )
+        self.spares.pop(record.node, None)
+        self.spares[record.node] = None
+
+    def snapshot(self) -> Iterator[Record]:
+        """The fewest records whose replay gives this state."""
+        yield JobCreated(self.job, self.name, self.settings)
+        yield from self.interruptions  # before the seats, whose statuses they would clear
+        if self.boot_id:
+            yield TermStarted(self.term, self.boot_id, 0.0)
+        for seat in self.seats.values():
+            yield from _seat_records(seat)
+        if self.generation:
+            yield self.generation
+        for root, number in self.replacements.items():  # after the generation, which forgets whom they supersede
+            yield ReplacementShown(f"{root}.{number}")
+        if self.committed_point:
+            yield PointCommitted(self.committed_point)
+        if self.rolled_back:
+            yield self.rolled_back
+        if self.final:
+            yield TrainingFinished(self.final)
+        yield from self.causes
+        if self.finished:
+            yield JobFinished()
+
+
+def _seat_records(seat: Seat) -> Iterator[Record]:
+    if seat.is_spare:
+        yield SpareAdmitted(seat.node, seat.incarnation, seat.session, seat.process)
+    else:
+        slot = _NO_SLOT if seat.slot is None else seat.slot
+        yield SeatGranted(seat.node, slot, seat.incarnation, seat.session, seat.process)
+        if seat.slot is None:
+            yield SeatRetired(seat.node, _NO_SLOT)
+    if seat.is_lost:
+        yield SeatLost(seat.node, seat.incarnation, 0.0, seat.reason, seat.status)
+    if seat.quiet_since:
+        yield SeatQuiet(seat.node, seat.quiet_since.boot_id, seat.quiet_since.at)
+    if seat.has_left:
+        yield SeatLeft(seat.node, seat.incarnation)
+
+
+def next_line(committed: GenerationCommitted | None, restore: Point | None) -> tuple[Cut, ...]:
+    """The line of a generation that starts from ``restore``, given the generation before it.
+
+    A generation that starts from (s, g) continues g up to s and abandons whatever came after; of older generations
+    it keeps what g kept. (Invariant S10.)
+    """
+    if committed is None:
+        return ()
+    if restore is None:
+        return tuple(cut for cut in committed.line if cut.is_a_loss)
+    kept = [cut for cut in committed.line if cut.generation < restore.generation or cut.is_a_loss]
+    return (*kept, Cut(restore.generation, restore.step))[-KEPT_CUTS:]
+
+
+def is_on_line(point: Point, committed: GenerationCommitted | None) -> bool:
+    """Whether the point belongs to what the job has kept, not to a line it abandoned."""
+    if committed is None:
+        return False
+    if point.generation == committed.generation:
+        return True
+    return any(cut.generation == point.generation and point.step <= cut.step for cut in committed.line)

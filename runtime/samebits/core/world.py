@@ -1,0 +1,283 @@
+"""How large the world is, who is expected in it, and who takes a lost node's slot (docs/architecture.md).
+
+Slots live here: which are free, which a spare takes, which the world goes on without, and each member's place among
+them. Never here: when a round opens or closes, and whether a node is alive. The one idea: a slot is expected from the
+moment it is held until it is durably taken away, so the world is what the journal says it is, and a round waits for
+exactly those slots; a member's rank is its slot's index among them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Sequence
+
+from samebits.core.ledger import Ledger
+from samebits.core.lines import replaces, root_of
+from samebits.core.messages import Activity, Place
+from samebits.core.records import GenerationCommitted, SeatRetired, SlotGiven
+from samebits.core.state import Seat
+
+
+def rank_of_slot(committed: GenerationCommitted, slot: int) -> int | None:
+    """The slot's rank in this generation; None where it has none."""
+    slots = committed.slots
+    rank = slot if slot < len(slots) and slots[slot] == slot else bisect_left(slots, slot)  # of a full world: itself
+    return rank if rank < len(slots) and slots[rank] == slot else None
+
+
+class World:
+    """Who is expected: slots, places, graces.
+
+    Args:
+        is_unwell: whether a spare had better not take over: it would leave again.
+
+    Attributes:
+        coming: slots given to newcomers, while a generation trains, who are not ready to join one: no round waits for
+            them unless it would be too small without.
+        has_begun: the first round was opened, or a generation is committed: the house is not filling any more.
+    """
+
+    def __init__(self, ledger: Ledger, is_unwell: Callable[[str], bool]) -> None:
+        self._ledger = ledger
+        self._is_unwell = is_unwell
+        self.coming: set[int] = set()
+        self.has_begun = False
+        self._places: tuple[int, dict[int, Place]] = (-1, {})  # of this version of who is present
+
+    def load(self) -> None:
+        """What the journal expects: nobody is here yet."""
+        ledger, state = self._ledger, self._ledger.state
+        expected = set(state.by_slot)
+        if state.generation is None:
+            expected.update(range(ledger.policy.world_size))
+        ledger.miss_nobody()
+        for slot in range(ledger.policy.max_world_size):  # a slot may have been taken away and not yet been given
+            if len(expected) >= ledger.policy.min_world_size:
+                break
+            expected.add(slot)
+        for slot in sorted(expected):
+            ledger.miss(slot)
+        self.has_begun = state.generation is not None
+        self.coming = {slot for slot, node in state.by_slot.items() if self.is_new(slot) and state.seats[node].is_held}
+
+    # ---- slots
+
+    def is_new(self, slot: int) -> bool:
+        """Whether the slot was made after the last generation began: nobody trains there yet."""
+        committed = self._ledger.state.generation
+        return committed is not None and bool(committed.slots) and rank_of_slot(committed, slot) is None
+
+    def size(self) -> int:
+        """How many slots the world has, held or not."""
+        ledger = self._ledger
+        if not ledger.policy.is_elastic:
+            return ledger.policy.world_size
+        return len(ledger.state.by_slot) + len(ledger.absent) - len(ledger.vacated)
+
+    def free_slot(self, wanted: int | None = None) -> int | None:
+        """A slot for one more worker: the one it names, or the first; None where there is none."""
+        ledger = self._ledger
+        candidates = range(ledger.policy.max_world_size) if wanted is None else (wanted,)
+        grows, held = self.may_grow(), ledger.state.by_slot
+        return next((slot for slot in candidates if slot not in held and (grows or slot in ledger.absent)), None)
+
+    def may_grow(self) -> bool:
+        """Whether the world may have one slot more than it has."""
+        policy, state = self._ledger.policy, self._ledger.state
+        if not policy.is_elastic or state.final is not None:
+            return False
+        return not self.has_begun or (policy.recovery and self.has_resets_left())
+
+    def has_resets_left(self) -> bool:
+        """Whether one more generation may begin (RESET_LIMIT)."""
+        limit, state = self._ledger.policy.reset_limit, self._ledger.state
+        interrupted_at = [record.generation for record in state.interruptions]
+        line = () if state.generation is None else state.generation.line
+        made_anew_at = [cut.generation for cut in line if cut.is_a_loss]
+        began_at = max((0, *interrupted_at, *made_anew_at))
+        return limit == 0 or state.generation_number - began_at <= limit
+
+    # ---- the beginning
+
+    def may_begin(self) -> bool:
+        """Whether the house is full."""
+        ledger = self._ledger
+        return not ledger.absent or (ledger.policy.is_elastic and ledger.present() >= ledger.policy.world_size)
+
+    def start_deadline(self, first_heard_at: float | None, pending: int) -> float | None:
+        """When the first generation forms with fewer than WORKER_NUM."""
+        policy = self._ledger.policy
+        if self.has_begun or first_heard_at is None or policy.min_world_size == policy.world_size:
+            return None
+        enough = self._ledger.present() + pending >= policy.min_world_size
+        return first_heard_at + policy.start_grace_s if enough else None
+
+    def begin_without_the_absent(self) -> None:
+        """The world begins with those who are here."""
+        for slot in sorted(self._ledger.absent):
+            self._give_up(slot)
+
+    # ---- losses
+
+    def give_slots(self) -> list[Seat]:
+        """Spares take the slots of those who are lost, at once: another node has no cool-down."""
+        ledger = self._ledger
+        given: list[Seat] = []
+        if not (ledger.absent and ledger.state.spares):
+            return given
+        if ledger.state.final is not None or not ledger.policy.recovery:
+            return given
+        is_filling = ledger.state.generation is None
+        if is_filling and not ledger.vacated:
+            return given
+        spares, slots = self._here(), sorted(ledger.vacated if is_filling else ledger.absent)
+        lines = {root_of(ledger.state.by_slot[slot]) for slot in slots if slot in ledger.state.by_slot}
+        for slot in slots:
+            lost = ledger.state.seat_of_slot(slot)
+            if self.is_new(slot):
+                continue
+            if (
+                is_filling and lost is not None and not lost.is_lost
+            ):  # it left, and comes again, or its replacement does
+                fit = [one for one in spares if replaces(one.node, lost.node)]
+            else:
+                fit = _fit(spares, lost, lines)
+            if not fit:
+                continue  # those there are have come for the next ones
+            spare = self._readiest(fit, lost)
+            spares.remove(spare)
+            of_whom = ""
+            if lost is not None:
+                ledger.write(SeatRetired(lost.node, slot))
+                of_whom = f" of worker {lost.node}"
+            ledger.write(SlotGiven(spare.node, slot))
+            ledger.meet(slot)
+            ledger.ready.say(f"spare {spare.node} ({spare.process}) takes slot {slot}{of_whom}")
+            given.append(spare)
+        return given
+
+    def _here(self) -> list[Seat]:
+        """Spares that were heard and whose connection stands: the others are perhaps gone, too."""
+        ledger = self._ledger
+        found = ((ledger.state.seats[node], ledger.presences[node]) for node in ledger.state.spares)
+        return [seat for seat, presence in found if presence.heard_at is not None and presence.closed_at is None]
+
+    def spare_said(self, lost: Seat) -> str:
+        """Where the spare is that takes over from this one, for a sentence; empty where none is at hand."""
+        fit = _fit(self._here(), lost, {root_of(lost.node)})
+        if not fit:
+            return ""
+        is_beside = self._readiest(fit, lost).process.host == lost.process.host
+        return "on its host" if is_beside else "on another host"
+
+    def _readiest(self, spares: Sequence[Seat], lost: Seat | None) -> Seat:
+        """One that waits before one that still starts, and one that is well; then by what the lost one is lost of.
+
+        Where its host or device has failed, one on another host; else the lost one's replacement, one on its host, the
+        first.
+        """
+        presences = self._ledger.presences
+        before = None if lost is None else presences.get(lost.node)
+        avoids_host = before is not None and before.avoids_host
+
+        def falls_short(seat: Seat) -> tuple[bool, bool, bool, bool, bool]:
+            is_waiting = presences[seat.node].activity is Activity.WAITING
+            is_beside = lost is not None and seat.process.host == lost.process.host
+            is_its_own = lost is not None and root_of(seat.node) == root_of(lost.node)
+            is_unwell = self._is_unwell(seat.node)
+            return not is_waiting, is_unwell, avoids_host and is_beside, not is_its_own, not is_beside
+
+        return min(spares, key=falls_short)
+
+    def shortage(self) -> str:
+        """How many an elastic world lacks to its minimum, for messages; empty where it has enough."""
+        ledger, least = self._ledger, self._ledger.policy.min_world_size
+        if not ledger.policy.is_elastic or ledger.present() >= least:
+            return ""
+        return f"; {ledger.present()} of at least {least} (MIN_WORKER_NUM) are here"
+
+    def shrink(self) -> None:
+        """The world goes on without the slots whose grace is over, if enough are left."""
+        ledger = self._ledger
+        deadline = self.shrink_deadline()
+        if deadline is None or deadline > ledger.now:
+            return
+        due = [slot for slot in sorted(ledger.absent) if self._waits_until(slot) <= ledger.now]
+        names = ledger.names_of(due)
+        for slot in due:
+            self._give_up(slot)
+        ledger.ready.say(f"the world goes on without worker {names}: {ledger.present()} are left")
+
+    def shrink_deadline(self) -> float | None:
+        """When ``shrink`` is worth asking."""
+        ledger = self._ledger
+        policy = ledger.policy
+        if not (policy.is_elastic and policy.recovery and self.has_begun and ledger.absent):
+            return None
+        if ledger.state.final is not None or ledger.present() < policy.min_world_size:
+            return None
+        return min(self._waits_until(slot) for slot in ledger.absent)
+
+    def _waits_until(self, slot: int) -> float:
+        return self._ledger.now if self.is_new(slot) else self._ledger.absent[slot]
+
+    def _give_up(self, slot: int) -> None:
+        seat = self._ledger.state.seat_of_slot(slot)
+        if seat is not None:
+            self._ledger.write(SeatRetired(seat.node, slot))
+        self.coming.discard(slot)
+        self._ledger.meet(slot)
+
+    def shift(self, gap_s: float) -> None:
+        """The scheduler stood still: those who are waited for get the time they were promised."""
+        ledger = self._ledger
+        latest = ledger.now + ledger.policy.shrink_grace_s
+        for slot, until in ledger.absent.items():
+            ledger.absent[slot] = min(until + gap_s, latest)
+
+    # ---- members and places
+
+    def expect_later(self, slot: int) -> None:
+        """The slot's holder is new and not ready: nobody waits for it."""
+        self.coming.add(slot)
+        self._ledger.version += 1
+
+    def expect_now(self, slot: int) -> None:
+        """The slot's holder is ready, or not there any more."""
+        if slot in self.coming:
+            self.coming.remove(slot)
+            self._ledger.version += 1
+
+    def is_awaited(self, slot: int) -> bool:
+        """Whether a round waits for the slot's holder."""
+        return slot not in self.coming or slot not in self._outside()
+
+    def members(self) -> list[int]:
+        """The slots of which a generation would be made now, rising: all that are held, in any case."""
+        return sorted(self._ledger.state.by_slot.keys() - self._outside())
+
+    def is_complete(self, joined: int) -> bool:
+        """Whether a round that so many have joined has everybody it waits for."""
+        return not self._ledger.absent and joined == len(self._ledger.state.by_slot) - len(self._outside())
+
+    def _outside(self) -> set[int]:
+        """Newcomers that a round can do without."""
+        enough = self.coming and self._ledger.present() - len(self.coming) >= self._ledger.policy.min_world_size
+        return self.coming if enough else set()
+
+    def place_of(self, slot: int) -> Place | None:
+        """The slot's place if a round closed with everybody who is here; at fixed size with everybody."""
+        ledger = self._ledger
+        if not ledger.policy.is_elastic:
+            return Place(slot, slot, ledger.policy.world_size)
+        if self._places[0] != ledger.version:
+            slots = [one for one in self.members() if one not in ledger.absent]
+            places = {one: Place(one, rank, len(slots)) for rank, one in enumerate(slots)}
+            self._places = (ledger.version, places)
+        return self._places[1].get(slot)
+
+
+def _fit(spares: Sequence[Seat], lost: Seat | None, lines: Collection[str]) -> list[Seat]:
+    """Those that may take the slot of the lost one: its own replacement, or nobody's whose line is among these."""
+    own = None if lost is None else root_of(lost.node)
+    return [one for one in spares if (line := root_of(one.node)) == own or line not in lines]

@@ -1,0 +1,182 @@
+"""Who may see the page: judged from a request's method and headers alone, before anything is looked up.
+
+Only the judging lives here. The one idea: a page on loopback is reachable from every web site that the user's browser
+opens, so a request must name this server as its host (DNS rebinding needs a name of the attacker's), must come from no
+other site, can only read, and where the job has a secret must show a token that is made of it; where it has none,
+whoever is another user of this machine must show one that was made up. An action, where they are on at all, must show a
+token in any case, and say itself that it comes from this very page.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import ipaddress
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from samebits.net.curve import ClusterKeys
+
+COOKIE = "samebits_token"
+ACTION = "/api/act"
+ACTION_TYPE = "application/json"
+"""A form of another site cannot send this type, and a script of one must ask first (fetch.spec.whatwg.org, CORS)."""
+HEADERS = {
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cache-control": "no-store",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a request gets no answer; the text is for the user and names no secret."""
+
+    status: HTTPStatus
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """``names`` are the host names, besides addresses and localhost, under which this server is reached.
+
+    ``token`` is what a reader must show, None: nothing; ``others_token`` what a reader who is another user of this
+    machine must show then, None: nothing either; ``action_token`` what an action must, None: there are none.
+    """
+
+    names: frozenset[str]
+    token: str | None
+    action_token: str | None = None
+    others_token: str | None = None
+
+    def judge(
+        self, method: str, headers: Mapping[str, str], token: str | None, *, is_anothers: bool = False
+    ) -> Refused | None:
+        """None where the request may be answered. ``headers`` have lower-case names."""
+        if method not in ("GET", "HEAD") and (self.action_token is None or method != "POST"):
+            return Refused(
+                HTTPStatus.METHOD_NOT_ALLOWED,
+                "this page only shows: GET and HEAD are answered. Fix: DASHBOARD_ACTIONS=1 where it is started lets it "
+                "do more",
+            )
+        host = headers.get("host", "")
+        if not self._is_own(host):
+            return Refused(
+                HTTPStatus.MISDIRECTED_REQUEST,
+                "this server is not known under that name. Fix: use its address, as http://127.0.0.1",
+            )
+        origin = headers.get("origin")
+        from_elsewhere = headers.get("sec-fetch-site") in ("cross-site", "same-site")
+        is_click = headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
+        if (origin is not None and origin.lower() != f"http://{host.lower()}") or (from_elsewhere and not is_click):
+            return Refused(HTTPStatus.FORBIDDEN, "another site may not read this page. Fix: open it by its address")
+        if self.token is not None and not _shows(self.token, headers, token):
+            return Refused(
+                HTTPStatus.UNAUTHORIZED,
+                "the job has a CLUSTER_SECRET, and this request shows no token of it. Fix: open the address that "
+                "`samebits dashboard` printed",
+            )
+        if is_anothers and self.others_token is not None and not _shows(self.others_token, headers, token):
+            return Refused(
+                HTTPStatus.UNAUTHORIZED,
+                "only the user who trains is shown this page without a token, and this connection is another user's. "
+                "Fix: ask that user for the address with a token that `samebits dashboard` printed",
+            )
+        return self._judge_action(headers) if method == "POST" else None
+
+    def _judge_action(self, headers: Mapping[str, str]) -> Refused | None:
+        """What is sent to be done: the token in a header or cookie, never in an address that others may have seen."""
+        if headers.get("origin") is None:
+            return Refused(HTTPStatus.FORBIDDEN, "an action says from which page it comes, and this one has no Origin")
+        if headers.get("content-type", "").partition(";")[0].strip().lower() != ACTION_TYPE:
+            return Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"an action is {ACTION_TYPE}")
+        if not self.may_act(headers):
+            return Refused(
+                HTTPStatus.UNAUTHORIZED,
+                "an action needs the page's token. Fix: open the address that `samebits dashboard` printed",
+            )
+        return None
+
+    def may_act(self, headers: Mapping[str, str]) -> bool:
+        """Whether a page that sends these headers could act."""
+        return self.action_token is not None and _shows(self.action_token, headers, None)
+
+    def knows(self, token: str) -> bool:
+        """Whether this is a token that a reader, or an action, must show."""
+        tokens = (self.token, self.action_token, self.others_token)
+        return any(_shows(own, {}, token) for own in tokens if own is not None)
+
+    def _is_own(self, host: str) -> bool:
+        name = host_name(host)
+        if name is None:
+            return False
+        if name == "localhost" or name in self.names:
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def host_name(host: str) -> str | None:
+    """The name or address in a Host header, without port and brackets; None where it is none."""
+    if host.startswith("["):
+        name, closed, rest = host[1:].partition("]")
+        is_sound = closed and (not rest or (rest.startswith(":") and rest[1:].isdecimal()))
+    else:
+        name, colon, port = host.partition(":")
+        is_sound = not colon or port.isdecimal()
+    return name.lower().removesuffix(".") if is_sound and name else None
+
+
+def token_of(keys: ClusterKeys | None) -> str | None:
+    """What a reader must show; None where the job has no secret. The secret cannot be found from it."""
+    if keys is None:
+        return None
+    return hashlib.blake2b(key=keys.scheduler.secret, person=b"dashboard", digest_size=24).hexdigest()
+
+
+def action_token_of(keys: ClusterKeys | None, *, is_on: bool) -> str | None:
+    """What an action must show: the job's token, or, where the job has no secret, one that is made up here and now."""
+    return (token_of(keys) or secrets.token_hex(24)) if is_on else None
+
+
+def others_token_of(token: str | None, action_token: str | None) -> str | None:
+    """What a reader of another user must show where nobody else must show anything; made up here and now."""
+    return None if token is not None else action_token or secrets.token_hex(24)
+
+
+def _shows(expected: str, headers: Mapping[str, str], token: str | None) -> bool:
+    shown = token or _bearer(headers) or _cookie(headers)
+    return shown is not None and hmac.compare_digest(shown.encode(errors="replace"), expected.encode())
+
+
+def _bearer(headers: Mapping[str, str]) -> str | None:
+    kind, _, value = headers.get("authorization", "").partition(" ")
+    return value.strip() if kind.lower() == "bearer" and value.strip() else None
+
+
+def cookie_of(host: str) -> str:
+    """Return the cookie's name for a Host header.
+
+    A browser sends an address's cookies to all of its ports (RFC 6265, section 8.5), so the port is in the name: the
+    pages of two jobs would else overwrite each other's token.
+    """
+    port = host.rpartition(":")[2]
+    return f"{COOKIE}_{port}" if port.isdecimal() and port.isascii() else COOKIE
+
+
+def _cookie(headers: Mapping[str, str]) -> str | None:
+    expected = cookie_of(headers.get("host", ""))
+    for part in headers.get("cookie", "").split(";"):
+        name, _, value = part.strip().partition("=")
+        if name == expected and value:
+            return value
+    return None

@@ -1,0 +1,263 @@
+"""The web server: a few routes over one ``Watch``, and one stream of server-sent events for every open page.
+
+Here live routes, the stream and its bounds; who may ask is ``guard``'s. The one idea: one task looks at the job and
+makes each message once, however many pages are open; a page that reads too slowly is closed and comes back by itself.
+What the scheduler tells is passed on at once; what only files tell is looked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from samebits import strict_json
+from samebits.core.events import Event
+from samebits.dashboard.actions import Actions
+from samebits.dashboard.connections import TRUST
+from samebits.dashboard.guard import ACTION, HEADERS, Guard, cookie_of
+from samebits.dashboard.metrics import exposition
+from samebits.dashboard.neighbour import uid_of
+from samebits.dashboard.watching import Watch
+
+LOOK_S = 0.25  # how often the files are looked at where the scheduler tells nothing
+REST_S = 0.05  # between two looks, however much it tells
+STATE_S = 1.0  # how often the state is told where nothing but time has passed
+MOST_PAGES = 32
+MOST_WAITING = 64  # messages that a page has not read yet
+MAX_URL = 2048
+METRICS = "/metrics"  # nothing that the scheduler does not tell whoever asks it, where it has no secret
+STATIC = Path(__file__).parent / "static"
+_TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_NAMES = ("page.js", "words.js", "page.css", "uplot.js", "uplot.css", "icon.svg", "LICENSE-uPlot")
+FILES = {"": "index.html", **{name: name for name in _NAMES}}
+
+
+class Pages:
+    """The open pages, and what each has yet to read.
+
+    Args:
+        watch: the job.
+        linger_s: with neither a scheduler nor an open page for so long, ``leave`` is called; None: never.
+    """
+
+    def __init__(self, watch: Watch, linger_s: float | None = None) -> None:
+        self.watch = self._watch = watch
+        self._linger_s = linger_s
+        self.leave: Callable[[], object] = lambda: None
+        self._queues: set[asyncio.Queue[bytes | None]] = set()
+
+    async def run(self) -> None:
+        """Look at the job for ever."""
+        loop = asyncio.get_running_loop()
+        told_at, wanted_at = 0.0, loop.time()
+        while True:
+            changed = await asyncio.to_thread(self._watch.look)
+            now = loop.time()
+            if self._queues or self._watch.is_linked:
+                wanted_at = now
+            elif self._linger_s is not None and now - wanted_at > self._linger_s:
+                self.leave()
+            if changed.is_anew:
+                self._tell("anew", [])
+            if changed.events and self._queues:
+                self._tell("events", [event.plain() for event in changed.events])
+            if self._queues and (changed.is_told or now - told_at >= STATE_S):
+                told_at = now
+                self._tell("state", await asyncio.to_thread(self.state))
+            await asyncio.sleep(REST_S)
+            await self._news()
+
+    def ended(self, run: asyncio.Task[None]) -> None:
+        """End the server if ``run`` has failed: a page that shows an old state as the present one misleads."""
+        error = None if run.cancelled() else run.exception()
+        if error is not None:
+            print(f"samebits: the dashboard ends: {error!r}. Fix: start it again", file=sys.stderr, flush=True)
+            self.leave()
+
+    async def _news(self) -> None:
+        """Until the scheduler has told something, or it is time to look at the files."""
+        source = self._watch.source
+        if source is None:
+            await asyncio.sleep(LOOK_S)
+            return
+        loop, is_told = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_reader(source, is_told.set)
+        try:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(is_told.wait(), LOOK_S)
+        finally:
+            loop.remove_reader(source)
+
+    def state(self) -> dict[str, Any]:
+        """What every message of that name holds."""
+        return {**self._watch.state(), "loss": self._watch.losses()[-1:]}
+
+    def everything(self) -> dict[str, Any]:
+        """What a page begins with."""
+        watch = self._watch
+        events: list[Event] = list(watch.events)
+        return {
+            "state": self.state(),
+            "events": [event.plain() for event in events],
+            "steps": watch.steps(),
+            "losses": watch.losses(),
+        }
+
+    def _tell(self, name: str, content: object) -> None:
+        message = b"event: %b\ndata: %b\n\n" % (name.encode(), _json(content).encode())
+        for queue in list(self._queues):
+            try:
+                queue.put_nowait(message)
+            except asyncio.QueueFull:
+                self._queues.discard(queue)
+                while not queue.empty():
+                    queue.get_nowait()
+                queue.put_nowait(None)
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """The messages for one page, until it or this server is gone."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(MOST_WAITING)
+        self._queues.add(queue)
+        try:
+            yield b"retry: 1000\n\n"
+            while (message := await queue.get()) is not None:
+                yield message
+        finally:
+            self._queues.discard(queue)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no more pages are taken."""
+        return len(self._queues) >= MOST_PAGES
+
+
+def app_of(pages: Pages, guard: Guard, report: Callable[[], str], actions: Actions | None = None) -> Starlette:
+    """The application. ``report`` makes the post-mortem page of ``report``; without ``actions`` nothing can be done."""
+    watch = pages.watch
+
+    async def file(request: Request) -> Response:
+        name = FILES.get(request.path_params.get("name", ""))
+        if name is None:
+            return PlainTextResponse("there is no such page\n", 404)
+        kind = _TYPES.get(Path(name).suffix, "text/plain")
+        return Response(await asyncio.to_thread((STATIC / name).read_bytes), media_type=kind)
+
+    async def everything(_: Request) -> Response:
+        return Response(_json(await asyncio.to_thread(pages.everything)), media_type="application/json")
+
+    async def stream(_: Request) -> Response:
+        if pages.is_full:
+            return PlainTextResponse(f"{MOST_PAGES} pages are open already. Fix: close one\n", 503)
+        return StreamingResponse(pages.stream(), media_type="text/event-stream")
+
+    async def log(request: Request) -> Response:
+        text = await asyncio.to_thread(watch.log_end, request.query_params.get("name", ""))
+        return PlainTextResponse("no process has that name\n", 404) if text is None else PlainTextResponse(text)
+
+    async def metrics(_: Request) -> Response:
+        text = await asyncio.to_thread(lambda: exposition(watch.state()))
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def mortem(_: Request) -> Response:
+        headers = {"content-disposition": 'attachment; filename="samebits-report.html"'}
+        return Response(await asyncio.to_thread(report), media_type="text/html", headers=headers)
+
+    async def health(request: Request) -> Response:
+        may_act = actions is not None and guard.may_act(dict(request.headers.items()))
+        return JSONResponse({"linked": watch.is_linked, "may_act": may_act})
+
+    async def act(request: Request) -> Response:
+        assert actions is not None
+        done = await actions.take(request)
+        return PlainTextResponse(f"{done.text}\n", done.status)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await asyncio.to_thread(watch.look)
+        task = asyncio.create_task(pages.run())
+        task.add_done_callback(pages.ended)
+        yield
+        task.cancel()
+
+    app = Starlette(
+        routes=[
+            Route("/api/everything", everything),
+            Route("/api/stream", stream),
+            Route("/api/log", log),
+            Route("/api/health", health),
+            *([Route(ACTION, act, methods=["POST"])] if actions is not None else []),
+            Route(METRICS, metrics),
+            Route("/report", mortem),
+            Route("/", file),
+            Route("/{name}", file),
+        ],
+        lifespan=lifespan,
+    )
+    app.add_middleware(_Guarded, guard=guard)
+    return app
+
+
+class _Guarded:
+    """Judges every request before a route sees it, and gives every answer the headers (an ASGI middleware)."""
+
+    def __init__(self, app: Any, guard: Guard) -> None:
+        self._app, self._guard = app, guard
+
+    async def __call__(self, scope: Any, receive: Any, send: Callable[[Any], Awaitable[None]]) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            return
+
+        async def send_with_headers(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                given = {name.lower() for name, _ in message["headers"]}
+                extra = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message["headers"], *(pair for pair in extra if pair[0] not in given)]
+            await send(message)
+
+        await self._answer(scope, await self._is_anothers(scope))(scope, receive, send_with_headers)
+
+    async def _is_anothers(self, scope: Any) -> bool:
+        """Whether another user of this machine may be asking for what only the job's own may read."""
+        if self._guard.others_token is None or scope["path"] == METRICS:
+            return False
+        uid = await asyncio.to_thread(uid_of, scope.get("client"), scope.get("server"))
+        return uid not in (0, os.geteuid())
+
+    def _answer(self, scope: Any, is_anothers: bool) -> Any:
+        if len(scope.get("raw_path") or b"") + len(scope["query_string"]) > MAX_URL:
+            return PlainTextResponse("that address is too long\n", 414)
+        request = Request(scope)
+        token = request.query_params.get("token")
+        headers = dict(request.headers.items())
+        refused = self._guard.judge(scope["method"], headers, token, is_anothers=is_anothers)
+        if refused is not None:
+            return PlainTextResponse(f"{refused.text}\n", refused.status)
+        if self._guard.token is not None or scope["path"] != METRICS:  # what nobody else may read
+            scope.get("state", {}).get(TRUST, _no_connection)()
+        if token is not None and scope["path"] == "/" and scope["method"] != "POST":
+            answer = RedirectResponse("/", 303)  # so that the token stays in no history
+            if self._guard.knows(token):  # a link with another one, from wherever, must not replace the right one
+                answer.set_cookie(cookie_of(headers["host"]), token, httponly=True, samesite="strict")
+            return answer
+        return self._app
+
+
+def _no_connection() -> None:
+    """Stand in for a connection's trust where the application runs without a server of ours."""
+
+
+def _json(content: object) -> str:
+    return strict_json.dumps(content, is_compact=True)

@@ -1,0 +1,49 @@
+"""What ``import runtime`` finds in a worker of a job that an earlier release has stored: the package samebits itself.
+
+The module replaces itself in ``sys.modules``, and finds ``runtime.x`` as ``samebits.x``, so that no module is loaded
+twice. A script that is started anew says ``import samebits``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+import samebits
+
+_EARLIER = "runtime."
+
+
+class _EarlierNames(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Find each module of the package under its earlier name."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return a spec for ``runtime.x``; its module is ``samebits.x``."""
+        return importlib.machinery.ModuleSpec(fullname, self) if fullname.startswith(_EARLIER) else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """Return the module, loaded once under its own name."""
+        module = importlib.import_module(f"samebits.{spec.name.removeprefix(_EARLIER)}")
+        spec.loader_state = module.__spec__
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Give the module back its own spec, which the import system has just replaced."""
+        assert module.__spec__ is not None
+        module.__spec__ = module.__spec__.loader_state
+
+
+sys.meta_path.insert(0, _EarlierNames())
+sys.modules[__name__] = samebits
+print(
+    "samebits: an earlier release has stored this job, so its script's `import runtime` still works. "
+    "Fix: write `import samebits` in it before its next start",
+    file=sys.stderr,
+    flush=True,
+)

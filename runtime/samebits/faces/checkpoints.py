@@ -1,0 +1,206 @@
+"""``ModelCheckpoint`` and ``CheckpointRecovery``: a rank's points without ``samebits.elastic``, in the job's format.
+
+They are for a loop that saves and loads by itself. Every byte read is compared with its hash, everything written is
+durable when the call returns, and nothing is pickled. Points that a job has saved can be loaded here, but a job's own
+folder is never written to.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from samebits.core.point import Point
+from samebits.errors import CheckpointError, UsageError
+from samebits.service import log
+from samebits.store.checkpoint import (
+    FoundPoint,
+    PointHeader,
+    Pruning,
+    Retention,
+    open_point_store,
+    rank_directory,
+    read,
+    scan,
+    verify,
+)
+from samebits.store.lock import DirectoryLock
+
+if TYPE_CHECKING:
+    from samebits.training.state.checkpoint_config import CheckpointConfig
+
+__all__ = ["CheckpointRecovery", "ModelCheckpoint"]
+
+ALONE = "standalone"
+"""The job's id in points that no job has saved."""
+
+
+class ModelCheckpoint:
+    """Save a model every so many steps, and remove the oldest points.
+
+    Args:
+        directory: the folder; each rank has its own below it.
+        save_checkpoint_steps: :meth:`step_end` saves at each multiple.
+        keep_checkpoint_max: how many are kept, at least 2.
+        prefix: a folder below ``directory``, so that several models can share that.
+        config: takes the place of the two numbers. As a callback of ``Model.train`` the whole of it is the job's, which
+            then saves the points itself in its own folder (CHECKPOINT_PATH).
+        rank, world_size: this process's place, if several save.
+    """
+
+    def __init__(
+        self,
+        directory: str | Path = "",
+        save_checkpoint_steps: int = 1,
+        keep_checkpoint_max: int = 5,
+        *,
+        prefix: str = "",
+        config: CheckpointConfig | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        if config is not None:
+            if isinstance(config.save_checkpoint_steps, int):  # else the job decides, or it is a time
+                save_checkpoint_steps = config.save_checkpoint_steps
+            keep_checkpoint_max = config.keep_checkpoint_max
+        if "/" in prefix or prefix in (".", ".."):
+            raise UsageError(f"ModelCheckpoint(prefix={prefix!r}): expected the name of one folder")
+        if save_checkpoint_steps < 1 or keep_checkpoint_max < 2:
+            raise UsageError(
+                f"ModelCheckpoint(save_checkpoint_steps={save_checkpoint_steps!r}, "
+                f"keep_checkpoint_max={keep_checkpoint_max!r}): expected 1 or more and 2 or more"
+            )
+        self.config = config
+        self._root = Path(directory) / prefix
+        self._every, self._keep = save_checkpoint_steps, keep_checkpoint_max
+        self._rank, self._world_size = rank, world_size
+
+    def step_end(self, step: int, model: Any, optimizer: Any = None, **values: Any) -> Path | None:
+        """Save if a point is due, as :meth:`save`; return its folder, or None."""
+        return self.save(step, model, optimizer, **values) if step % self._every == 0 else None
+
+    def save(self, step: int, model: Any, optimizer: Any = None, **values: Any) -> Path:
+        """Save now, durably; the point's folder.
+
+        Args:
+            step: completed steps.
+            model, optimizer: what ``state_dict()`` gives of them.
+            values: anything plain beside them, and tensors.
+
+        Raises:
+            CheckpointError: something cannot be saved faithfully; the message names it.
+            ForeignFolderError: the folder is a job's.
+            StoreError: the disk refuses; nothing is left of the attempt.
+        """
+        from samebits.training.state import snapshot
+
+        state = {"model": model.state_dict(), **values}
+        if optimizer is not None:
+            state["optimizer"] = optimizer.state_dict()
+        tree, tensors = snapshot.split({"shared": {"steps": step, "values": state}, "own": {}}, "state")
+        header = PointHeader(ALONE, Point(step, 1), self._world_size, self._rank, self._rank, str(self._rank))
+        directory = rank_directory(self._root, self._rank)
+        place = open_point_store(self._root, self._rank, job=ALONE, job_name=ALONE)
+        with DirectoryLock(directory, "ModelCheckpoint"):
+            place.claim()
+            place.write(header, tensors, tree, {})
+            place.prune(Pruning(header.point, Retention(self._keep), verified=(header.point,)))
+        found = place.find(header.point)
+        assert found is not None, "it was just written"
+        return Path(found.where)
+
+
+class CheckpointRecovery:
+    """Save points, and load a rank's newest undamaged one: a job's, :class:`ModelCheckpoint`'s, or its own.
+
+    Args:
+        checkpoint_dir: the folder; CHECKPOINT_PATH for a job's points.
+        rank: the rank whose points are meant.
+
+    Attributes:
+        checkpoint_interval: steps between two points; for the caller's loop.
+        current_step: the step that was saved last.
+    """
+
+    def __init__(self, checkpoint_dir: str | Path = "checkpoints", rank: int = 0) -> None:
+        self.checkpoint_dir = checkpoint_dir
+        self.checkpoint_interval = 100
+        self.current_step = 0
+        self._rank = rank
+        self._directory = rank_directory(Path(checkpoint_dir), rank)
+
+    def save_checkpoint(self, model: Any, optimizer: Any, step: int) -> None:
+        """Save durably, and remove none; ``ModelCheckpoint`` keeps a number of them.
+
+        Raises:
+            As :meth:`ModelCheckpoint.save`.
+        """
+        keeps_all = ModelCheckpoint(
+            self.checkpoint_dir, keep_checkpoint_max=sys.maxsize, rank=self._rank, world_size=self._rank + 1
+        )
+        keeps_all.save(step, model, optimizer)
+        self.current_step = step
+
+    def load_checkpoint(self, checkpoint_path: str | Path) -> dict[str, Any]:
+        """Return what a point's folder holds: ``model``, ``optimizer`` and ``step``.
+
+        Raises:
+            CheckpointError: there is no undamaged point there.
+        """
+        from samebits.training.checkpoint.export import nested
+
+        wanted = Path(checkpoint_path)
+        for found in scan(wanted.parent, None):
+            if found.path.name == wanted.name:
+                found.require_manifest()
+                verify(found)
+                held = nested(read(found))
+                return {"model": held.get("model"), "optimizer": held.get("optimizer"), "step": found.point.step}
+        raise CheckpointError(f"{wanted}: there is no point. Fix: take one that find_latest_checkpoint() returns")
+
+    def find_latest_checkpoint(self) -> Path | None:
+        """Return the folder of the newest undamaged point, or None if there is none.
+
+        A damaged one is named in a warning and passed over. Nothing is changed.
+        """
+        found = next(self._whole(), None)
+        return None if found is None else found.path
+
+    def recover_from_failure(self, model: Any, optimizer: Any = None) -> int | None:
+        """Load the newest undamaged point; return its step, or None if there is none and nothing was changed.
+
+        Args:
+            model: a module, also inside DistributedDataParallel.
+            optimizer: loaded too, if it is given.
+
+        Raises:
+            CheckpointError: the point is of another model or optimizer, or sharded; the message names the point.
+        """
+        found = next(self._whole(), None)
+        if found is None:
+            return None
+        from samebits.training.checkpoint.export import nested
+        from samebits.training.state.handlers import ModuleHandler, OptimizerHandler
+
+        values: Mapping[str, Any] = nested(read(found))
+        try:
+            ModuleHandler(model).load(values["model"])
+            if optimizer is not None:
+                OptimizerHandler(optimizer).load(values["optimizer"])
+        except (KeyError, ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{found.path}: it is not of this model and optimizer ({error}). Fix: build them as they were saved"
+            ) from None
+        return found.point.step
+
+    def _whole(self) -> Iterator[FoundPoint]:
+        for found in scan(self._directory, None):
+            try:
+                found.require_manifest()
+                verify(found)
+            except CheckpointError as error:
+                log.warn(f"passed over: {error}")
+                continue
+            yield found

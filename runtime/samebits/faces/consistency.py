@@ -1,0 +1,281 @@
+"""Replicas that should agree: merge versioned values, compare states, and choose one if they differ.
+
+``StateSynchronization`` merges by version (``core.key_value.newest``). ``ConsistencyProtocol`` and
+``ConsistencyRecovery`` use ``core.equality.judge``, as a job does with the digests of its ranks. Values are compared by
+the xxh3_128 hash of their msgpack encoding; nothing is pickled or evaluated.
+"""
+
+from __future__ import annotations
+
+import copy
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgpack
+import xxhash
+
+from samebits.core.equality import Judgement, judge
+from samebits.core.key_value import Versioned, newest
+from samebits.errors import UnequalError, UsageError
+
+__all__ = ["ConsistencyProtocol", "ConsistencyRecovery", "StateSynchronization", "Strategy"]
+
+
+MAX_SERIALIZED_BYTES = 1 << 30
+"""``deserialize_state`` refuses more, so that a wrong file does not fill the memory."""
+
+
+class Replica(Protocol):
+    """A node whose state can be read and set."""
+
+    def get_state(self) -> Any:
+        """Return the state: plain values."""
+
+    def set_state(self, state: Any) -> Any:
+        """Take this state."""
+
+
+class StateSynchronization:
+    """Values with versions that several processes change and exchange; a newer value is never lost by a merge.
+
+    Attributes:
+        version: rises with every change; after :meth:`sync_state` at least the other's.
+    """
+
+    def __init__(self) -> None:
+        self._state: dict[bytes, Versioned] = {}
+        self.version = 0
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """All values."""
+        return {key.decode(): _unpacked(held.value) for key, held in self._state.items()}
+
+    def update_state(self, key: str, value: Any) -> None:
+        """Set a value, as :meth:`update`."""
+        self.update(key, value)
+
+    def get_state(self, key: str) -> Any:
+        """Return a value, or None if there is none."""
+        return self.get(key)
+
+    def sync_state(self, other_state: Mapping[str, Any]) -> None:
+        """Take another process's values: new keys always, the others if its ``"version"`` is above this one's.
+
+        Args:
+            other_state: the other's values and ``"version"``, as in ``{**other.state, "version": other.version}``.
+                :meth:`merge` compares each key's own version, and so loses no change if both have changed.
+        """
+        theirs = other_state.get("version")
+        if type(theirs) is not int or theirs < 0:
+            raise UsageError(
+                f"StateSynchronization.sync_state: 'version' is {theirs!r}, expected a number of changes. "
+                "Fix: sync_state({**other.state, 'version': other.version})"
+            )
+        mine = self.version
+        for key, value in other_state.items():
+            if key != "version" and (theirs > mine or key.encode() not in self._state):
+                self.update(key, value)
+        self.version = max(mine, theirs)
+
+    def serialize_state(self) -> bytes:
+        """Return all of it as msgpack, for :meth:`deserialize_state`."""
+        packed: bytes = msgpack.packb([self.version, self.export()])
+        return packed
+
+    def deserialize_state(self, serialized: bytes) -> None:
+        """Replace all of it by what :meth:`serialize_state` returned elsewhere.
+
+        Raises:
+            UsageError: these are other bytes, or more than 1 GiB; nothing was changed.
+        """
+        if len(serialized) > MAX_SERIALIZED_BYTES:
+            raise UsageError(f"StateSynchronization.deserialize_state: {len(serialized)} bytes are more than 1 GiB")
+        try:
+            version, exported = msgpack.unpackb(serialized)
+            if type(version) is not int or version < 0 or not isinstance(exported, bytes):
+                raise ValueError("it has another shape")
+        except (ValueError, TypeError, msgpack.UnpackException) as error:
+            raise UsageError(
+                f"StateSynchronization.deserialize_state: these are not the bytes of serialize_state() ({error})"
+            ) from None
+        loaded = StateSynchronization()
+        loaded.merge(exported)
+        self._state, self.version = loaded._state, version
+
+    def update(self, name: str, value: Any) -> int:
+        """Set a value; returns its version, one above the last that was seen of this name."""
+        key = name.encode()
+        version = self._state[key].version + 1 if key in self._state else 1
+        self._state[key] = Versioned(_packed(name, value), version)
+        self.version += 1
+        return version
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The newest value that is known."""
+        held = self._state.get(name.encode())
+        return default if held is None else _unpacked(held.value)
+
+    def export(self) -> bytes:
+        """All of it, for :meth:`merge` elsewhere: msgpack of name → (value, version)."""
+        packed: bytes = msgpack.packb({key: [held.value, held.version] for key, held in self._state.items()})
+        return packed
+
+    def merge(self, exported: bytes) -> None:
+        """Take in what another process has exported: of each name the higher version stays, of one version the greater
+        value, so that the order of merges does not matter.
+
+        Raises:
+            UsageError: these are not the bytes of an export; nothing was taken in.
+        """
+        try:
+            found = msgpack.unpackb(exported, raw=True, strict_map_key=False)
+            theirs = {bytes(key): Versioned(bytes(value), _version(version)) for key, (value, version) in found.items()}
+        except (ValueError, TypeError, AttributeError, msgpack.UnpackException) as error:
+            raise UsageError(f"StateSynchronization.merge: these are not the bytes of an export ({error})") from None
+        ties = {
+            key: max(held, theirs[key])
+            for key, held in self._state.items()
+            if key in theirs and theirs[key].version == held.version
+        }
+        self._state = newest(self._state | ties, theirs)
+        self.version = max(self.version, sum(held.version for held in self._state.values()))
+
+
+class Strategy(enum.StrEnum):
+    """Whose state stands where replicas differ."""
+
+    MAJORITY = "majority"  # that of more than half
+    LEADER = "leader"  # that of the lowest rank, or of the one that is named
+    DEFAULT = "default"  # the majority's; without one the leader's
+
+
+class ConsistencyProtocol:
+    """Compare replicas by rank: their states, or the sequence numbers that they have reached.
+
+    Args:
+        capacity: sequence numbers are kept for node ids below this.
+    """
+
+    def __init__(self, capacity: int = 65536) -> None:
+        if capacity < 1:
+            raise UsageError(f"ConsistencyProtocol(capacity={capacity!r}): expected a number of nodes, 1 or more")
+        self._capacity = capacity
+        self._numbers: dict[int, int] = {}
+
+    def get_sequence_number(self, node_id: int) -> int:
+        """Return the node's sequence number; 0 if it has none."""
+        return self._numbers.get(node_id, 0)
+
+    def update_sequence_number(self, node_id: int, sequence_number: int) -> int:
+        """Set the node's sequence number; return 0, or -1 if the node id is beyond ``capacity``."""
+        if not 0 <= node_id < self._capacity:
+            return -1
+        self._numbers[node_id] = sequence_number
+        return 0
+
+    def check_consistency(self) -> bool:
+        """Return whether all nodes that have a sequence number have the same one."""
+        return len(set(self._numbers.values())) <= 1
+
+    def check(self, states: Mapping[int, Any]) -> Judgement:
+        """The ranks that agree with each other, the largest group first."""
+        return judge({rank: _digest(rank, state) for rank, state in states.items()})
+
+    def require_equal(self, states: Mapping[int, Any]) -> None:
+        """:class:`UnequalError` where they do not, with the ranks that differ."""
+        judgement = self.check(states)
+        if not judgement.is_equal:
+            alike, *odd = judgement.groups
+            names = "; ".join(f"rank {', '.join(map(str, group))}" for group in odd)
+            raise UnequalError(f"{names} differs from rank {', '.join(map(str, alike))}")
+
+
+class ConsistencyRecovery:
+    """Choose a state where replicas differ.
+
+    Args:
+        strategy: ``majority``, ``leader`` or ``default``.
+        leader: whose state ``leader`` takes; None: the lowest rank's.
+    """
+
+    def __init__(self, strategy: str | Strategy = Strategy.MAJORITY, *, leader: int | None = None) -> None:
+        if strategy not in tuple(Strategy):
+            raise UsageError(
+                f"ConsistencyRecovery(strategy={strategy!r}): expected {', '.join(Strategy)}. Fix: name one of them"
+            )
+        self.strategy = Strategy(strategy)
+        self._leader = leader
+
+    @property
+    def recovery_strategy(self) -> str:
+        """The strategy, under its other name."""
+        return self.strategy
+
+    @recovery_strategy.setter
+    def recovery_strategy(self, strategy: str) -> None:
+        self.strategy = ConsistencyRecovery(strategy).strategy
+
+    def recover_consistency(self, nodes: Sequence[Replica]) -> bool:
+        """Choose a state as :meth:`recover` does, and give each node a copy; True once all have it.
+
+        Raises:
+            UsageError, UnequalError: as :meth:`recover`; no node was changed.
+        """
+        chosen = self.recover({rank: node.get_state() for rank, node in enumerate(nodes)})
+        for node in nodes:
+            node.set_state(copy.deepcopy(chosen))
+        return True
+
+    def recover(self, states: Mapping[int, Any]) -> Any:
+        """The state that all are to take.
+
+        Raises:
+            UsageError: there is none, or the leader's is missing.
+            UnequalError: the strategy is ``majority``, and no more than half agree.
+        """
+        judgement = ConsistencyProtocol().check(states)
+        if not judgement.groups:
+            raise UsageError("ConsistencyRecovery.recover: no states were given")
+        if self.strategy is not Strategy.LEADER and judgement.has_majority:
+            return states[judgement.groups[0][0]]
+        if self.strategy is Strategy.MAJORITY:
+            groups = " against ".join(f"rank {', '.join(map(str, group))}" for group in judgement.groups)
+            raise UnequalError(f"no majority: {groups}. Fix: take a checkpoint that all held, or strategy='leader'")
+        leader = min(states) if self._leader is None else self._leader
+        if leader not in states:
+            raise UsageError(f"ConsistencyRecovery.recover: rank {leader}, the leader, has given no state")
+        return states[leader]
+
+
+def _digest(rank: int, state: Any) -> bytes:
+    return xxhash.xxh3_128_digest(_packed(f"the state of rank {rank}", state))
+
+
+def _packed(name: str, value: Any) -> bytes:
+    try:
+        packed: bytes = msgpack.packb(_in_order(value))
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UsageError(
+            f"{name}: {error}. Fix: give plain values (numbers, texts, bytes, lists, dicts); of a tensor its bytes, as "
+            "tensor.numpy().tobytes()"
+        ) from None
+    return packed
+
+
+def _in_order(value: Any) -> Any:
+    """Dicts by their keys: two that are equal are packed alike."""
+    if isinstance(value, Mapping):
+        return {key: _in_order(value[key]) for key in sorted(value, key=lambda key: (str(type(key)), key))}
+    return [_in_order(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+def _unpacked(packed: bytes) -> Any:
+    return msgpack.unpackb(packed, strict_map_key=False)
+
+
+def _version(version: Any) -> int:
+    if type(version) is not int or version < 1:
+        raise ValueError(f"a version of {version!r}")
+    return version

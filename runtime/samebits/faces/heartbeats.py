@@ -1,0 +1,67 @@
+"""``samebits.HeartbeatDetector``: find silent nodes, for programs that watch their own processes.
+
+A lease is renewed by every heartbeat and ends by silence, as in the scheduler (``core.leases``). A pause of the
+watching process does not count as silence.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from samebits.errors import UsageError
+
+__all__ = ["HeartbeatDetector"]
+
+
+class HeartbeatDetector:
+    """Leases of named nodes.
+
+    Args:
+        capacity: how many nodes are watched at most.
+        timeout: seconds of silence after which a node counts as failed.
+        clock: seconds that never go back.
+    """
+
+    def __init__(self, capacity: int, timeout: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        if capacity < 1 or not 0 < timeout < float("inf"):
+            raise UsageError(
+                f"HeartbeatDetector(capacity={capacity!r}, timeout={timeout!r}): expected a capacity of 1 or more and "
+                "seconds above 0"
+            )
+        self._capacity, self._timeout_s, self._clock = capacity, timeout, clock
+        self._until: dict[str | int, float] = {}
+        self._looked_at = clock()
+
+    def send_heartbeat(self, node_id: str | int) -> None:
+        """Renew a node's lease; a node that had failed is back.
+
+        Raises:
+            UsageError: the node is new and ``capacity`` nodes are watched already.
+        """
+        now = self._clock()
+        if node_id not in self._until and len(self._until) >= self._capacity:
+            raise UsageError(
+                f"HeartbeatDetector: {node_id!r} is one node too many, its capacity is {self._capacity}. "
+                "Fix: give a greater capacity, or forget() nodes that are gone for good"
+            )
+        self._until[node_id] = now + self._timeout_s
+
+    def detect_failure(self, max_nodes: int | None = None) -> list[str | int]:
+        """Return nodes that were silent for longer than ``timeout``, in the order of their first heartbeats.
+
+        Call it at least once per ``timeout``. If two calls are further apart, the difference counts as a pause of this
+        process, and every lease is extended by it.
+
+        Args:
+            max_nodes: return at most this many; None: all.
+        """
+        now = self._clock()
+        pause_s, self._looked_at = now - self._looked_at, now
+        if pause_s > self._timeout_s:
+            self._until = {node: min(until + pause_s, now + self._timeout_s) for node, until in self._until.items()}
+        return [node for node, until in self._until.items() if until <= now][:max_nodes]
+
+    def forget(self, node_id: str | int) -> None:
+        """Stop watching this node."""
+        self._until.pop(node_id, None)

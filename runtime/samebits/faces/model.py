@@ -1,0 +1,68 @@
+"""``samebits.Model``: MindSpore's training loop over a PyTorch network, loss and optimizer.
+
+Anything that it has no argument for is written as README's recipe instead, which is the same loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from samebits.errors import UsageError
+from samebits.faces.checkpoints import ModelCheckpoint
+
+__all__ = ["Model"]
+
+
+class Callback(Protocol):
+    """Called after each step, as :class:`samebits.LossMonitor` is."""
+
+    def step_end(self, step: int, loss: Any, epoch: int | None = None) -> Any:
+        """Take a completed step's loss."""
+
+
+class Model:
+    """Train a network.
+
+    Args:
+        network: a module, without DistributedDataParallel.
+        loss_fn: takes the network's output and the labels.
+        optimizer: over the network's parameters.
+    """
+
+    def __init__(self, network: Any, loss_fn: Any, optimizer: Any) -> None:
+        self._network, self._loss_fn, self._optimizer = network, loss_fn, optimizer
+
+    def train(self, epoch: int, train_dataset: Any, callbacks: Callback | ModelCheckpoint | Sequence[Any] = ()) -> None:
+        """Train until ``epoch`` epochs are complete, counted from the job's first start.
+
+        Args:
+            epoch: how many.
+            train_dataset: batches of (inputs, labels), from a DataLoader with a ``samebits.ElasticSampler``.
+            callbacks: objects with ``step_end(step, loss, epoch)``, called on every rank. Of a
+                :class:`ModelCheckpoint` the ``config`` is taken, and the job saves the points.
+
+        Raises:
+            UsageError: the loader has another sampler or no batch size, or several callbacks say how to save.
+        """
+        from samebits.training.integrations.epochs import train_epochs
+
+        called = list(callbacks) if isinstance(callbacks, Sequence) else [callbacks]
+        saving = [one for one in called if isinstance(one, ModelCheckpoint)]
+        if len(saving) > 1:
+            raise UsageError(f"Model.train: {len(saving)} ModelCheckpoints; a job saves in one way. Fix: give one")
+        monitors = [one for one in called if not isinstance(one, ModelCheckpoint)]
+
+        def step_end(step: int, loss: Any, number: int) -> None:
+            for one in monitors:
+                one.step_end(step, loss, number)
+
+        train_epochs(
+            self._network,
+            self._loss_fn,
+            self._optimizer,
+            train_dataset,
+            epochs=epoch,
+            checkpoint=saving[0].config if saving else None,
+            step_end=step_end,
+        )

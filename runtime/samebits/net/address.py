@@ -1,0 +1,283 @@
+"""Addresses: where the scheduler listens, and who holds a port that is taken.
+
+Names are resolved here, once, when the scheduler starts; never on accept.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import socket
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from samebits.errors import ListenError
+from samebits.net.address_book import addresses_now
+from samebits.scheduler_hosts import NotHostsError
+
+BACKLOG = 4096
+_ATTEMPTS = 16
+_SHOWN_CHARACTERS = 80
+_SCHEDULER = (
+    "-m samebits scheduler",
+    "-m runtime scheduler",
+)  # a part of its command line; as earlier releases have it
+
+
+class Listening(NamedTuple):
+    """Where a scheduler of this machine listens."""
+
+    addresses: list[str]
+    port: int
+
+
+def listening(host: str, port: int, bind: str | None = None) -> Listening:
+    """The addresses of this machine that SCHED_HOST, or ``bind``, names, and the port there.
+
+    Of several hosts that SCHED_HOST names it is the first that is this machine; where several are, as on one machine
+    with a scheduler on each of two ports, the first whose port is free.
+
+    Args:
+        host: SCHED_HOST.
+        port: SCHED_PORT.
+        bind: SCHED_BIND, where it is set.
+
+    Raises:
+        ListenError: the name does not resolve, or to no address of this machine; or the file is of no use.
+    """
+    try:
+        named = addresses_now(host, port)
+    except NotHostsError as error:
+        raise ListenError(str(error)) from None
+    if bind is not None:
+        own = next((one.port for one in named if _local(one.host)), named[0].port)
+        return Listening(_local_or_raise(bind, f"SCHED_BIND={bind}"), own)
+    if len(named) == 1:
+        return Listening(_local_or_raise(named[0].host, f"SCHED_HOST={host}"), named[0].port)
+    places = [Listening(addresses, one.port) for one in named if (addresses := _local(one.host))]
+    if not places:
+        raise ListenError(
+            f"SCHED_HOST={host}: none of {', '.join(map(str, named))} is this machine. Fix: start the "
+            "scheduler on one of these hosts, or set SCHED_BIND to the local address to listen on"
+        )
+    return next((place for place in places if _is_free(place)), places[0])
+
+
+def _local_or_raise(host: str, asked: str) -> list[str]:
+    try:
+        addresses = _resolved(host)
+    except socket.gaierror as error:
+        raise ListenError(
+            f"{asked} cannot be resolved ({error.strerror}). Fix: set it to an address of this machine"
+        ) from None
+    local = [address for address in addresses if is_local(address)]
+    if not local:
+        raise ListenError(
+            f"{asked} is {', '.join(addresses)}, and none of these is an address of this machine: "
+            "start the scheduler on that host, or set SCHED_BIND to the local address to listen on"
+        )
+    return local
+
+
+def _local(host: str) -> list[str]:
+    try:
+        return [address for address in _resolved(host) if is_local(address)]
+    except socket.gaierror:
+        return []
+
+
+def _resolved(host: str) -> list[str]:
+    return list(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))
+
+
+def _is_free(place: Listening) -> bool:
+    try:
+        check_free(place.addresses, place.port)
+    except ListenError:
+        return False
+    return True
+
+
+def is_local(address: str) -> bool:
+    """Whether this literal address is one of this machine's."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def endpoint(address: str, port: int) -> str:
+    """ZeroMQ's way to write an address: ``tcp://127.0.0.1:8118``, ``tcp://[::1]:8118``."""
+    bare = address.strip("[]")
+    try:
+        is_v6 = ipaddress.ip_address(bare.partition("%")[0]).version == 6
+    except ValueError:
+        is_v6 = False
+    return f"tcp://[{bare}]:{port}" if is_v6 else f"tcp://{bare}:{port}"
+
+
+def port_holder(port: int) -> str:
+    """Who listens on a local TCP port, as far as this user may read it: ``pid 12 (python train.py)``."""
+    process = _holder(port)
+    if process is not None:
+        return f"pid {process.name} ({_command_of(process)[:_SHOWN_CHARACTERS]})"
+    return "another process" if _listening_inodes(port) else "another process, or one that ended a moment ago"
+
+
+def folder_of_holder(port: int) -> Path | None:
+    """Where the process that listens on a local TCP port works; None where this user may not know."""
+    process = _holder(port)
+    try:
+        return None if process is None else (process / "cwd").readlink()
+    except OSError:
+        return None  # it has ended meanwhile
+
+
+def listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
+    """Listen on one TCP port of all these addresses; port 0 stands for any port that is free on all of them.
+
+    Raises:
+        ListenError: the port cannot be listened on; nothing is listened on then.
+    """
+    if port:
+        return _listen(addresses, port)
+    for _ in range(_ATTEMPTS):
+        first = _listen(addresses[:1], 0)
+        try:
+            return first + _listen(addresses[1:], port_of(first))
+        except ListenError:
+            close_all(first)
+    raise ListenError(f"no port is free on all of {', '.join(addresses)}. Fix: set SCHED_PORT to one that is")
+
+
+def _listen(addresses: Sequence[str], port: int) -> list[socket.socket]:
+    sockets: list[socket.socket] = []
+    try:
+        for address in addresses:
+            sockets.append(_bound(address, port))
+            sockets[-1].listen(BACKLOG)
+    except BaseException:
+        close_all(sockets)
+        raise
+    return sockets
+
+
+def _bound(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    one = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        one.bind((address, port))
+    except OSError as error:
+        one.close()
+        raise cannot_listen(address, port, error.errno, error.strerror) from None
+    return one
+
+
+def taken_over(descriptors: Iterable[int]) -> list[socket.socket]:
+    """Return the sockets that the parent process opened under these descriptors for this process alone."""
+    sockets = [socket.socket(fileno=number) for number in descriptors]
+    for one in sockets:
+        one.set_inheritable(False)
+    return sockets
+
+
+def port_of(sockets: Sequence[socket.socket]) -> int:
+    """The port that these sockets, which ``listen`` has made, listen on."""
+    return int(sockets[0].getsockname()[1])
+
+
+def close_all(sockets: Sequence[socket.socket]) -> None:
+    """Close this process's hold on these sockets; a process that inherited them keeps listening."""
+    for one in sockets:
+        one.close()
+
+
+def free_port(addresses: Sequence[str]) -> int:
+    """Return a TCP port that is free on all of these addresses at this moment.
+
+    Raises:
+        ListenError: there is none.
+    """
+    sockets = listen(addresses, 0)
+    try:
+        return port_of(sockets)
+    finally:
+        close_all(sockets)
+
+
+def _holder(port: int) -> Path | None:
+    inodes = _listening_inodes(port)
+    processes = (process for process in Path("/proc").iterdir() if process.name.isdigit()) if inodes else ()
+    return next((process for process in processes if _holds(process, inodes)), None)
+
+
+def _listening_inodes(port: int) -> set[str]:
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for fields in (line.split() for line in lines):
+            if fields[3] == "0A" and int(fields[1].rpartition(":")[2], 16) == port:
+                inodes.add(fields[9])
+    return inodes
+
+
+def _holds(process: Path, inodes: set[str]) -> bool:
+    try:
+        descriptors = list((process / "fd").iterdir())
+    except OSError:
+        return False  # another user's
+    return any(_inode_of(descriptor) in inodes for descriptor in descriptors)
+
+
+def _inode_of(descriptor: Path) -> str:
+    try:
+        link = str(descriptor.readlink())
+    except OSError:
+        return ""  # closed meanwhile
+    return link[8:-1] if link.startswith("socket:[") else ""
+
+
+def _command_of(process: Path) -> str:
+    try:
+        words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return "ended meanwhile"
+    return " ".join(words).strip()
+
+
+def check_free(addresses: Sequence[str], port: int) -> None:
+    """Raise :class:`ListenError`, naming the holder, where ``port`` is taken on one of the addresses."""
+    for address in addresses:
+        _bound(address, port).close()
+
+
+def cannot_listen(address: str, port: int, number: int | None, reason: str | None) -> ListenError:
+    """The error for a bind that failed: ``number`` is its errno (bind(2), ip(7)), ``reason`` what that means."""
+    found = f"SCHED_PORT={port} on {address} cannot be listened on ({reason})"
+    if number == errno.EADDRINUSE:
+        holder, folder = port_holder(port), folder_of_holder(port)
+        if any(words in holder for words in _SCHEDULER):  # perhaps a colleague's, whose job would lose it
+            where = f" started in {folder}" if folder is not None else ""
+            fix = f"That is another job's scheduler{where}: set SCHED_PORT to a free port in every process of this one"
+        else:
+            fix = "End it, or set SCHED_PORT to a free port in every process"
+        held = f"held by {holder}. {fix}"
+        return ListenError(f"{found}: {held}", is_taken=True)
+    if number == errno.EACCES:
+        return ListenError(
+            f"{found}: ports below 1024 take a right that this user has not: set SCHED_PORT to one from 1024 to 65535 "
+            "in every process"
+        )
+    if number == errno.EADDRNOTAVAIL:
+        return ListenError(
+            f"{found}: that is no address of this machine: set SCHED_BIND to the local address to listen on"
+        )
+    return ListenError(f"{found}: set SCHED_BIND to the local address to listen on, or SCHED_PORT to another port")

@@ -1,0 +1,398 @@
+"""The worker's connection to the scheduler: one DEALER that reconnects by itself and says when it does.
+
+``IMMEDIATE`` keeps nothing queued for a connection that does not stand: what is said while the scheduler is away is
+dropped, and the agent says everything that still matters when the connection is back.
+
+A handshake that fails says little: whoever has another secret, or none, sees its connection closed, and so does whoever
+comes while the scheduler is flooded. So when the other end has closed it ``ASK_AFTER`` times in a row it is asked for
+its greeting. A greeting of another mechanism is a verdict. One of ours is none yet: the connection that it came over is
+kept, and only who closes ``REFUSED_AFTER`` younger ones while that one stands has refused our secret (``net.greeting``
+says why). Whatever else is closed before anything was agreed on is tried again. Where ZeroMQ gives up for good it is
+told to try again, too.
+
+Where SCHED_HOST leaves a choice, each address has a socket of its own, so that nothing of the last one is heard over
+the next: it is left when no handshake has come about in time, when its secret is another, and when its user says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from samebits.core import messages
+from samebits.errors import ProtocolError
+from samebits.net.address import endpoint
+from samebits.net.address_book import AddressBook
+from samebits.net.curve import ClusterKeys
+from samebits.net.greeting import Greeted, greet
+from samebits.net.monitor import EVENT, STOPPED, close_both
+from samebits.net.waker import Waker
+from samebits.scheduler_hosts import SchedulerAddress
+
+MAX_INCOMING_BYTES = 256 << 20  # an address map of ten thousand members
+RECONNECT_MS = 100
+RETRY_S = 1.0  # after a handshake that ZeroMQ does not try again
+TRY_S = 1.0  # how long an address is tried where there is a choice; twice that once all were tried in vain
+GREET_S = 2.0  # how long one where somebody listens; after turns in vain up to 8 times that: many may come at once
+SEARCH_S = 3.0  # an address, on the whole: what a scheduler allows its workers to look for it
+STAYS_S = 5.0  # a connection that stood so long was the right one
+ASK_AFTER = 3
+ASK_TIMEOUT_S = 1.0
+REFUSED_AFTER = 2  # a scheduler that is killed closes all connections, and for a moment one of them still stands
+_FINAL = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+_CRYPTOGRAPHIC = int(zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC)
+_EVENTS = (
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
+    | zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | _FINAL
+    | STOPPED
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """The connection stands; the scheduler knows nothing of us yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """The connection is gone."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShutOut:
+    """Whoever listens there does not share our secret; said once, until a handshake has succeeded."""
+
+    text: str  # what may differ, and what to do
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """Our connections are closed, and not for what they say; said once, until a handshake has succeeded."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """An address, or the file of them, is of no use for now, and the next is tried; said once a cause."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Got:
+    """A message came in."""
+
+    message: Any
+
+
+class Client:
+    """One connection. Not thread-safe, but for ``wake``.
+
+    Args:
+        host: SCHED_HOST: one host, several, or a file of them.
+        port: SCHED_PORT, of each host that names none.
+        identity: this connection's name at the scheduler: the session, ASCII.
+        silence_s: after this long without ZeroMQ's own heartbeat the connection counts as closed.
+        keys: the cluster's keys; None speaks without authentication and encryption.
+
+    Attributes:
+        peer: the other end of the connection that stood last, as the kernel has it; None before there was one.
+    """
+
+    def __init__(
+        self, host: str, port: int, identity: str, silence_s: float, *, keys: ClusterKeys | None = None
+    ) -> None:
+        self._waker = Waker()
+        self._book = AddressBook(host, port, self.wake)
+        self._keys = keys
+        self._identity, self._silence_s = identity, silence_s
+        self._handshake_s = max(1.0, silence_s)
+        self._said_elsewhere: set[str] = set()
+        self.peer: tuple[str, int] | None = None
+        self._context = zmq.Context()
+        self._sockets = itertools.count()
+        self._poller = zmq.Poller()
+        self._poller.register(self._waker.descriptor, zmq.POLLIN)
+        self._open()
+
+    @property
+    def address(self) -> SchedulerAddress | None:
+        """Where the scheduler is looked for now, or is; None where the file of SCHED_HOST has named nobody yet."""
+        return self._book.present
+
+    def _open(self) -> None:
+        """A new socket, for the present address."""
+        self._connected_at = 0.0
+        self._failures = 0  # in a row
+        self._said: set[type[ShutOut | TurnedAway]] = set()
+        self._witness: Greeted | None = None
+        self._is_younger = False  # the connection that is being made, than the witness
+        self._refusals = 0  # of younger ones
+        self._retry_at: float | None = None
+        self._is_up, self._up_at = False, 0.0
+        self._socket = self._context.socket(zmq.DEALER)
+        self._socket.setsockopt(zmq.ROUTING_ID, self._identity.encode("ascii"))
+        for option, value in {
+            zmq.LINGER: 500,
+            zmq.IPV6: 1,
+            zmq.IMMEDIATE: 1,
+            zmq.MAXMSGSIZE: MAX_INCOMING_BYTES,
+            zmq.RECONNECT_IVL: RECONNECT_MS,
+            zmq.HANDSHAKE_IVL: int(self._handshake_s * 1000),
+            zmq.HEARTBEAT_IVL: max(1, int(self._silence_s * 1000 / 3)),
+            zmq.HEARTBEAT_TIMEOUT: int(self._silence_s * 1000),
+        }.items():
+            self._socket.setsockopt(option, value)
+        if self._keys is not None:
+            self._socket.curve_serverkey = self._keys.scheduler.public
+            self._socket.curve_publickey = self._keys.worker.public
+            self._socket.curve_secretkey = self._keys.worker.secret
+        # By its own name for it the second socket would ask for the first one's, which is let go of a moment later.
+        self._monitor = self._socket.get_monitor_socket(_EVENTS, f"inproc://events-{next(self._sockets)}")
+        for source in (self._socket, self._monitor):
+            self._poller.register(source, zmq.POLLIN)
+        present = self._book.present
+        if present is not None:
+            self._endpoint = endpoint(present.host, present.port)
+            self._socket.connect(self._endpoint)
+        self._leave_at, self._is_waited_for = self._patience_ends_at(), True
+
+    def _patience_ends_at(self) -> float | None:
+        """When the present address is left if no handshake comes about."""
+        if not self._book.has_choice:
+            return None
+        return time.monotonic() + TRY_S * self._book.slowness(2)
+
+    def wait(self, timeout_s: float | None) -> None:
+        """Sleep until something has come in, ``wake`` was called, or the time is over."""
+        for at in (self._retry_at, self._leave_at):
+            if at is not None:
+                left_s = max(0.0, at - time.monotonic())
+                timeout_s = left_s if timeout_s is None else min(timeout_s, left_s)
+        ready = self._poller.poll(None if timeout_s is None else max(0, int(timeout_s * 1000 + 0.999)))
+        if any(source == self._waker.descriptor for source, _ in ready):
+            self._waker.rest()
+
+    def wake(self) -> None:
+        """Make ``wait`` return; callable from any thread."""
+        self._waker.wake()
+
+    def look_elsewhere(self, refusal: str = "") -> str:
+        """Leave the present address: whoever answers there is of no use. Without effect where there is no choice.
+
+        ``refusal``: how this process was refused there as another job's; what all have said comes back, once all have.
+        """
+        if not self._book.has_choice:
+            return ""
+        self._leave_soon()
+        return self._book.refuses(refusal) if refusal else ""
+
+    def _leave_soon(self) -> None:
+        """After a moment, which is longer where all addresses were tried in vain."""
+        self._is_waited_for = False
+        soon = time.monotonic() + RECONNECT_MS / 1000 * self._book.slowness(4)
+        self._leave_at = soon if self._leave_at is None else min(self._leave_at, soon)
+
+    def drain(self) -> Iterator[Up | Down | ShutOut | TurnedAway | PassedOver | Got]:
+        """What has come in by now, in order: connection events, then messages."""
+        yield from self._take_file()
+        began_with = self._witness
+        while True:
+            try:
+                event, value = EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
+            except zmq.Again:
+                break
+            # Events were queued while a witness was looked for: what connected then may be older than it is.
+            yield from self._take(event, value, is_after_witness=self._witness is began_with)
+        now = time.monotonic()
+        if self._retry_at is not None and self._retry_at <= now:
+            self._retry_at = None
+            self._socket.disconnect(self._endpoint)  # else it counts as connected, and nothing is done
+            self._socket.connect(self._endpoint)
+        if self._leave_at is not None and self._leave_at <= now:
+            yield from self._go_on()
+        while True:
+            try:
+                frames = self._socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            try:
+                yield Got(messages.SCHEMA.unpack(frames[-1], MAX_INCOMING_BYTES))
+            except ProtocolError:
+                continue  # not our protocol: as if nothing had been said, and patience runs on
+
+    def _take_file(self) -> Iterator[Down | PassedOver]:
+        in_use = self._book.present
+        has_others, text = self._book.take()
+        if text:
+            yield PassedOver(text)
+        if has_others and in_use not in self._book.every:
+            yield from self._open_again()
+
+    def _go_on(self) -> Iterator[Down]:
+        """Leave the present address for the next one; the file may name others meanwhile."""
+        self._book.look()
+        self._book.turn()
+        yield from self._open_again()
+
+    def _open_again(self) -> Iterator[Down]:
+        was_up = self._is_up
+        self._dismiss()
+        for source in (self._socket, self._monitor):
+            self._poller.unregister(source)
+        self._socket.linger = 0
+        close_both(self._socket, self._monitor)
+        self._open()
+        if was_up:
+            yield Down()
+
+    def _take(
+        self, event: int, value: int, *, is_after_witness: bool
+    ) -> Iterator[Up | Down | ShutOut | TurnedAway | PassedOver]:
+        if event == zmq.EVENT_CONNECTED:
+            self._connected_at = time.monotonic()
+            self._is_younger = is_after_witness  # where there is a witness: one that comes sets it back
+            self.peer = _peer_of(value) or self.peer
+            if self._leave_at is not None and self._is_waited_for:  # somebody is there: a busy one takes its time, once
+                self._leave_at, self._is_waited_for = time.monotonic() + GREET_S * self._book.slowness(8), False
+        elif event == zmq.EVENT_CLOSED:
+            if self._leave_at is not None:  # nobody listens there
+                self._leave_soon()
+        elif event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self._failures, self._said = 0, set()
+            self._dismiss()
+            self._is_up, self._leave_at, self._up_at = True, None, time.monotonic()
+            yield Up()
+        elif event == zmq.EVENT_DISCONNECTED:
+            self._book.look()
+            self._is_up = False
+            if time.monotonic() - self._up_at > STAYS_S:
+                self._book.stays()
+            if self._leave_at is None:
+                self._leave_at, self._is_waited_for = self._patience_ends_at(), True
+            yield Down()
+        else:
+            told = self._handshake_failed(event, value)
+            if told is not None and type(told) not in self._said:
+                self._said.add(type(told))
+                yield from self._told(told)
+
+    def _told(self, told: ShutOut | TurnedAway) -> Iterator[ShutOut | TurnedAway | PassedOver]:
+        """Where there is a choice, one address that is of no use is passed over; all of them are a verdict."""
+        if not self._book.has_choice:
+            yield told
+            return
+        self._leave_soon()
+        if isinstance(told, ShutOut) and self._book.refuses(told.text):
+            yield told
+        elif told.text not in self._said_elsewhere:
+            self._said_elsewhere.add(told.text)
+            yield PassedOver(f"{told.text}; the next address of SCHED_HOST is tried")
+
+    def _handshake_failed(self, event: int, value: int) -> ShutOut | TurnedAway | None:
+        is_final = bool(event & _FINAL)
+        if is_final:  # the end of this connection for ZeroMQ, which a scheduler started anew may fix
+            self._retry_at = time.monotonic() + RETRY_S
+        elif time.monotonic() - self._connected_at > self._handshake_s / 2:
+            return None  # nobody closed it: whoever listens there is stopped, or busy
+        self._failures += 1
+        if ShutOut in self._said:
+            return None
+        if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH or value == _CRYPTOGRAPHIC:
+            return ShutOut(self._explain("CURVE"))
+        if self._witness is not None:
+            return self._closed_beside(self._witness)
+        return self._ask() if is_final or self._failures % ASK_AFTER == 0 else None
+
+    def _closed_beside(self, witness: Greeted) -> ShutOut | TurnedAway | None:
+        if not witness.stands():
+            self._dismiss()
+            return self._turned_away()
+        self._refusals += self._is_younger
+        self._is_younger = False
+        if self._refusals < REFUSED_AFTER:
+            return None
+        self._dismiss()
+        return ShutOut(self._explain("CURVE"))
+
+    def _ask(self) -> ShutOut | TurnedAway | None:
+        ours, present = "NULL" if self._keys is None else "CURVE", self._book.present
+        greeted = None if present is None else greet(present.host, present.port, ours, ASK_TIMEOUT_S)
+        if greeted is None:
+            return self._turned_away()
+        if greeted.mechanism == ours == "CURVE":
+            self._witness, self._refusals, self._is_younger = greeted, 0, False
+            return None
+        greeted.close()
+        is_ours_to_mend = {greeted.mechanism, ours} == {"CURVE", "NULL"}
+        return ShutOut(self._explain(greeted.mechanism)) if is_ours_to_mend else self._turned_away()
+
+    def _dismiss(self) -> None:
+        """The witness has seen enough."""
+        if self._witness is not None:
+            self._witness.close()
+        self._witness = None
+
+    def _turned_away(self) -> TurnedAway:
+        return TurnedAway(
+            f"whoever listens at {self._where()}, closes connections before "
+            "anything is agreed on: it has too many of them, or is no scheduler"
+        )
+
+    def _explain(self, mechanism: str) -> str:
+        there = f"the scheduler at {self._where()}"
+        if mechanism == "CURVE" and self._keys is not None:
+            return (
+                f"{there} refuses this process's secret. Fix: compare CLUSTER_SECRET (or the file that "
+                "CLUSTER_SECRET_FILE names) here and in the scheduler's environment: they must be the same"
+            )
+        if mechanism == "CURVE":
+            return (
+                f"{there} asks for a secret, and this process has none. Fix: export CLUSTER_SECRET, or "
+                "CLUSTER_SECRET_FILE=<the file with it>, as the scheduler has it"
+            )
+        return (
+            f"{there} was started without a secret, and this process has one. Fix: start the scheduler with the "
+            "same CLUSTER_SECRET or CLUSTER_SECRET_FILE, or unset both here"
+        )
+
+    def _where(self) -> str:
+        present = self._book.present
+        return "no address" if present is None else f"{present.host}, port {present.port} (SCHED_HOST, SCHED_PORT)"
+
+    def send(self, message: object) -> None:
+        """Send, or drop where the connection does not stand."""
+        try:
+            self._socket.send(messages.SCHEMA.pack(message), zmq.NOBLOCK)
+        except zmq.Again:
+            return  # said again when the connection is back
+
+    def close(self) -> None:
+        """Close after what was sent is out, at most half a second later."""
+        self._dismiss()
+        close_both(self._socket, self._monitor)
+        self._context.term()
+        self._waker.close()
+
+
+def _peer_of(descriptor: int) -> tuple[str, int] | None:
+    """Who is at the other end, where the connection still stands that ZeroMQ has told of."""
+    try:
+        with socket.socket(fileno=os.dup(descriptor)) as connection:
+            found = connection.getpeername()
+    except OSError:
+        return None
+    # ZeroMQ's sockets speak IPv6, so an IPv4 address is shown as one that is mapped (RFC 4291, section 2.5.5.2).
+    return (str(found[0]).removeprefix("::ffff:"), int(found[1])) if isinstance(found, tuple) else None

@@ -1,0 +1,117 @@
+"""The cluster's secret and the two key pairs that come of it: CURVE, ZeroMQ's authentication and encryption.
+
+Here live the reading of the secret's file, the derivation of keys, and nothing that is sent; whoever owns a socket
+gives it the keys. The one idea: everybody who knows the secret computes the same two pairs, the scheduler's and the
+workers', so no key is ever made, sent or kept, and a process proves by its handshake that it knows the secret.
+
+Derivation: ``master = scrypt(secret, salt="samebits curve keys v1", N=2^14, r=8, p=1)`` (RFC 7914, with the parameters
+it gives for interactive use: some 50 ms and 16 MiB a guess), then for each side 32 bytes of BLAKE2b keyed with the
+master and personalised with the side's name (RFC 7693). Any 32 bytes are an X25519 secret key (RFC 7748, section 5),
+which is what CurveZMQ (RFC 26) uses. The salt is fixed because the two ends share nothing but the secret: so a secret
+that can be guessed is one that can be broken by listening once, and short ones are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import zmq
+from zmq.utils import z85
+
+from samebits.errors import SettingsError
+from samebits.named_file import read_named_file
+
+LEAST_SECRET_BYTES = 16
+MOST_SECRET_BYTES = 4096
+MAKE_ONE = "python3 -c 'import secrets; print(secrets.token_urlsafe(32))'"
+_SALT = b"samebits curve keys v1"
+_SCRYPT_N, _SCRYPT_R, _SCRYPT_P = 2**14, 8, 1
+_SCRYPT_MEMORY_BYTES = 2 * 128 * _SCRYPT_N * _SCRYPT_R  # twice what it needs (RFC 7914, section 2)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """One side's keys, as ZeroMQ takes them: Z85 text (RFC 32) of 32 bytes."""
+
+    public: bytes = field(repr=False)
+    secret: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterKeys:
+    """Both sides' keys. All of it is secret, the public halves too: who knows one may ask for a handshake."""
+
+    scheduler: KeyPair = field(repr=False)
+    worker: KeyPair = field(repr=False)
+
+
+def cluster_keys(secret: str | None, secret_file: Path | None) -> ClusterKeys | None:
+    """The keys of the secret given by value or by file; None where neither is given: then nothing is protected.
+
+    Raises:
+        SettingsError: the file holds no usable secret, or this ZeroMQ knows no CURVE.
+    """
+    words = secret_words(secret, secret_file)
+    return derive_keys(words) if words is not None else None
+
+
+def secret_words(secret: str | None, secret_file: Path | None) -> bytes | None:
+    """The secret's bytes, without the line's end that an editor or ``echo`` leaves; None where none is given.
+
+    Raises:
+        SettingsError: it cannot be read or is no usable secret; its text is in no message.
+    """
+    if secret is not None:
+        return _checked(os.fsencode(secret), "CLUSTER_SECRET=(hidden)", "export CLUSTER_SECRET")
+    if secret_file is None:
+        return None
+    try:
+        found = read_named_file(secret_file, MOST_SECRET_BYTES + 2)  # room for a line's end
+    except OSError as error:
+        raise SettingsError(
+            [
+                f"CLUSTER_SECRET_FILE={secret_file}: cannot be read ({error.strerror}); expected a file with the "
+                "cluster's secret, the same on every host. Fix: export CLUSTER_SECRET_FILE=<a file this user may read>"
+            ]
+        ) from None
+    return _checked(found, f"CLUSTER_SECRET_FILE={secret_file}", "write one into that file")
+
+
+def _checked(words: bytes, shown: str, fix: str) -> bytes:
+    words = words.rstrip(b"\r\n")
+    if LEAST_SECRET_BYTES <= len(words) <= MOST_SECRET_BYTES:
+        return words
+    why = "too short to withstand guessing" if len(words) < LEAST_SECRET_BYTES else "too long"
+    raise SettingsError(
+        [
+            f"{shown}: {why}; expected {LEAST_SECRET_BYTES} to {MOST_SECRET_BYTES} bytes. "
+            f"Fix: make one with `{MAKE_ONE}` and {fix}, the same for every process"
+        ]
+    )
+
+
+def derive_keys(words: bytes) -> ClusterKeys:
+    """Both sides' key pairs from the secret's bytes; takes some 50 ms, on purpose.
+
+    Raises:
+        SettingsError: this ZeroMQ was built without CURVE.
+    """
+    if not zmq.has("curve"):
+        raise SettingsError(
+            [
+                f"CLUSTER_SECRET: the ZeroMQ of this Python ({zmq.zmq_version()}) was built without CURVE. "
+                "Fix: pip install --force-reinstall --only-binary pyzmq pyzmq"
+            ]
+        )
+    master = hashlib.scrypt(
+        words, salt=_SALT, n=_SCRYPT_N, r=_SCRYPT_R, p=_SCRYPT_P, maxmem=_SCRYPT_MEMORY_BYTES, dklen=32
+    )
+    return ClusterKeys(scheduler=_pair(master, b"scheduler"), worker=_pair(master, b"worker"))
+
+
+def _pair(master: bytes, side: bytes) -> KeyPair:
+    secret = z85.encode(hashlib.blake2b(key=master, person=side, digest_size=32).digest())
+    return KeyPair(zmq.curve_public(secret), secret)

@@ -1,0 +1,362 @@
+"""The scheduler's socket: one ROUTER that is drained in turns, and the door that tells whose connection closed.
+
+A peer is known by its ZeroMQ identity, which is its session. A closed connection is an event with a descriptor;
+messages carry the descriptor they came over (``SRCFD``), so the event names the session. Events are read first and
+acted on after the socket is drained, because what a peer sent before it died lies in the queue by then.
+
+What a peer can cost is bounded by the constants below, whatever it sends: its connection holds at most
+``MAX_INCOMING_QUEUE`` × ``MAX_INCOMING_BYTES`` unread and ``MAX_OUTGOING_QUEUE`` messages unsent; ROUTER takes from all
+connections in turn, and a drain ends when one of them has had ``PEER_TURNS``, or when each could have had one, so in
+each drain everybody else has been heard, too: who has a word to say when its deadline comes is not judged before. What
+is kept of a peer is two entries keyed by its descriptor and its name, which go with its connection, and in them the
+last heartbeat that came over it: one that is the same to the byte is not parsed again.
+
+Numbers of descriptors are used again, and a close is read before or after what was said over the next connection of
+that number. So ``Lost`` may be said of a peer that is back already, and it is asked (``core.scheduler``); of one that
+is gone it is always said. What is left unread of a connection whose peer has come back over another one is dropped: it
+comes under no name of anybody's, and its peer says all that matters again.
+
+A connection that is dead and was not closed is found by its silence (``net.gate``), not by ZeroMQ's own heartbeat from
+here: each timer that ZeroMQ takes back is looked for among those of all connections (``poller_base_t::cancel_timer`` in
+libzmq), which with ten thousand took half a core. Workers and tools, who have one connection each, do use it, and are
+answered by ZeroMQ.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from samebits.core import messages
+from samebits.core.messages import (
+    PROTOCOL,
+    AddressMap,
+    Admitted,
+    CommittedPoint,
+    EndJob,
+    Finished,
+    Heartbeat,
+    Pending,
+    RoundOpened,
+    Status,
+)
+from samebits.errors import ProtocolError
+from samebits.net.address import BACKLOG, cannot_listen, endpoint
+from samebits.net.curve import ClusterKeys
+from samebits.net.descriptors import raise_descriptor_limit
+from samebits.net.gate import UNKNOWN, Gate, Rejected, Rejection
+from samebits.net.monitor import source_of
+from samebits.net.waker import Waker
+
+__all__ = ["Arrived", "Garbled", "Incoming", "Lost", "Rejected", "Rejection", "Server"]
+
+MAX_INCOMING_BYTES = 1 << 20
+MAX_INCOMING_QUEUE = 32
+MAX_OUTGOING_QUEUE = 100
+PEER_TURNS = 64  # messages of one peer in one drain: more than an honest one has to say after a pause of a minute
+DRAIN_LIMIT = 8192  # messages of a drain, or one of every connection, if that is more
+MAX_SOCKETS = 65535
+MAX_REPEATED_BYTES = 512
+"""A heartbeat has some 120; a longer one is a stranger's, and is not kept."""
+SHARED_BYTES = 1 << 12
+"""From this size on, what is said to many is one piece of memory with as many readers."""
+TOLD_ALIKE = (RoundOpened, AddressMap, Finished, EndJob, Status, CommittedPoint)
+"""What differs from one receiver to the next by little or by nothing: it is packed when it differs."""
+
+WELCOMES = (Admitted, Pending)
+"""Whoever is told so is no stranger: its connection is not closed to make room for another."""
+
+# Plain numbers: an operation on two of zmq's flags makes a third, which costs as much as a message.
+_NOW = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+OLD_ZMTP = "its sender speaks no ZMTP 3 (a browser, a scrape, a port scanner), so it is no worker's"
+_PEER = re.compile(rb"[0-9A-Za-z._-]{1,64}")  # a session is 32 hexadecimal digits
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A well-formed message; ``peer`` is the identity of the connection it came over."""
+
+    peer: str
+    message: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Garbled:
+    """Bytes that are no message; ``peer`` is "" where it has no name that it could be answered by."""
+
+    peer: str
+    problem: str
+    address: str = ""
+    other_protocol: bool = False  # a worker of another version, which can be told so
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The peer's connection closed, and the peer has not come back over another one."""
+
+    peer: str
+
+
+Incoming = Arrived | Garbled | Lost | Rejected
+
+
+@dataclass(slots=True)
+class _Peer:
+    """Who speaks over a connection, and its last heartbeat."""
+
+    name: bytes
+    session: str
+    said: bytes | None = None
+    arrived: Arrived | None = None
+
+
+class Server:
+    """Listens, drains, sends. Not thread-safe, but for ``wake``.
+
+    Args:
+        addresses: local addresses, IPv4 and IPv6.
+        port: TCP port.
+        silence_s: after this long a handshake must be done; after about a third longer without a byte a connection
+            counts as closed.
+        keys: the cluster's keys; None speaks without authentication and encryption.
+        most_connections: how many an honest cluster may need at a time; bounded by what the system allows.
+        inherited: sockets that listen already, made by the parent process; those of other addresses are closed.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        port: int,
+        silence_s: float,
+        *,
+        keys: ClusterKeys | None = None,
+        most_connections: int = MAX_SOCKETS,
+        inherited: Sequence[socket.socket] = (),
+    ) -> None:
+        # A quarter of the descriptors stays for files, and for what is accepted before its event is read.
+        self.max_connections = min(most_connections, raise_descriptor_limit() * 3 // 4)
+        self._drain_limit = max(DRAIN_LIMIT, self.max_connections)
+        self._context = zmq.Context()
+        self._context.set(zmq.MAX_SOCKETS, MAX_SOCKETS)
+        self._socket = self._context.socket(zmq.ROUTER)
+        # zmq.Socket's own looks first for what only sockets of a draft kind are told, which takes as long again.
+        self._send_frame = super(zmq.Socket, self._socket).send
+        for option, value in {
+            zmq.LINGER: 1000,
+            zmq.IPV6: 1,
+            zmq.ROUTER_HANDOVER: 1,
+            zmq.ROUTER_MANDATORY: 1,  # else nobody says that a peer is gone
+            zmq.MAXMSGSIZE: MAX_INCOMING_BYTES,
+            zmq.RCVHWM: MAX_INCOMING_QUEUE,
+            zmq.SNDHWM: MAX_OUTGOING_QUEUE,
+            zmq.BACKLOG: BACKLOG,
+            zmq.HANDSHAKE_IVL: max(1000, int(silence_s * 1000)),
+        }.items():
+            self._socket.setsockopt(option, value)
+        most_bytes = (MAX_INCOMING_QUEUE + 1) * MAX_INCOMING_BYTES
+        self._gate = Gate(self._socket, keys, self.max_connections, most_bytes, silence_s)
+        self._poller = zmq.Poller()
+        self._waker = Waker()
+        self._bells, self._is_rung = self._gate.sources, True
+        for source in (self._socket, *self._bells, self._waker.descriptor):
+            self._poller.register(source, zmq.POLLIN)
+        self._peer_of: dict[int, _Peer] = {}
+        self._descriptor_of: dict[str, int] = {}
+        self._displaced: list[str] = []  # peers over whose number another one speaks
+        self._told: dict[type, tuple[object, bytes | zmq.Frame]] = {}  # by kind, what was packed last
+        self._listen(addresses, port, {one.getsockname()[:2]: one for one in inherited})
+
+    def _listen(self, addresses: Sequence[str], port: int, inherited: dict[tuple[str, int], socket.socket]) -> None:
+        for address in addresses:
+            listening = inherited.pop((address, port), None)
+            self._socket.setsockopt(zmq.USE_FD, -1 if listening is None else listening.detach())
+            try:
+                self._socket.bind(endpoint(address, port))
+            except zmq.ZMQError as error:
+                self.close()
+                raise cannot_listen(address, port, error.errno, error.strerror) from None
+        for surplus in inherited.values():
+            surplus.close()
+
+    def watch(self, descriptor: int) -> None:
+        """Let ``wait`` return when this descriptor becomes readable, too."""
+        self._poller.register(descriptor, zmq.POLLIN)
+
+    def unwatch(self, descriptor: int) -> None:
+        """Undo ``watch``."""
+        self._poller.unregister(descriptor)
+
+    def wait(self, timeout_s: float) -> set[int]:
+        """Sleep until something can be read. Returns those watched descriptors that became readable."""
+        ready = self._poller.poll(0 if self._gate.has_news else max(0, int(timeout_s * 1000 + 0.999)))
+        self._is_rung = any(source is bell for source, _ in ready for bell in self._bells)
+        descriptors = {source for source, _ in ready if isinstance(source, int)}
+        if self._waker.descriptor in descriptors:
+            self._waker.rest()
+            descriptors.discard(self._waker.descriptor)
+        return descriptors
+
+    def wake(self) -> None:
+        """Make ``wait`` return; callable from any thread and from a signal handler."""
+        self._waker.wake()
+
+    def drain(self) -> Iterator[Incoming]:
+        """What has come in by now, as far as the bounds allow; first who was turned away, last who has closed."""
+        ended, rejected = self._gate.take(is_rung=self._is_rung)
+        self._is_rung = True  # as far as is known, until the next ``wait``
+        yield from rejected
+        # A number of a closed descriptor may be in use again: its owners, in order, are closed one an event. Who closed
+        # may never have said a word, and who speaks first over the number be the next one.
+        owners: dict[int, list[str]] = {end.descriptor: [] for end in ended}
+        for number, sessions in owners.items():
+            if (owner := self._peer_of.pop(number, None)) is not None:
+                sessions.append(owner.session)
+        known = {descriptor for descriptor, sessions in owners.items() if sessions}
+        turns: dict[int, int] = {}
+        turns_of_old: dict[bytes, int] = {}  # of those who speak a ZMTP that knows no descriptors, by name
+        receive = self._socket.recv
+        for _ in range(self._drain_limit):
+            try:
+                name = receive(_NOW)
+            except zmq.Again:
+                break
+            body, more = receive(_NOW, copy=False, track=False), 0
+            while body.more:  # a message comes whole: its other parts are here
+                body, more = receive(_NOW, copy=False, track=False), more + 1
+            descriptor = source_of(body)
+            if descriptor is None:
+                yield Garbled("", OLD_ZMTP, UNKNOWN)
+                turn = turns_of_old[name] = turns_of_old.get(name, 0) + 1
+            else:
+                incoming = self._read(name, body, more, descriptor, owners)
+                if incoming is not None:
+                    yield incoming
+                turn = turns[descriptor] = turns.get(descriptor, 0) + 1
+            if turn == PEER_TURNS:
+                break  # the others have had theirs; what is left is here at the next drain
+        self._gate.heard(turns)
+        for end in ended:
+            left = owners[end.descriptor]
+            is_the_next_ones = end.descriptor not in known and len(left) == 1 and self._gate.stands(end.descriptor)
+            known.discard(end.descriptor)
+            if left and not is_the_next_ones:
+                yield from self._close(left.pop(0), end.descriptor, still_used=bool(left))
+            elif not end.is_counted:
+                yield Rejected(end.address, Rejection.SILENT)
+        displaced, self._displaced = self._displaced, []
+        yield from (Lost(peer) for peer in displaced if peer not in self._descriptor_of)
+
+    def _close(self, peer: str, descriptor: int, *, still_used: bool) -> Iterator[Lost]:
+        if not still_used:
+            self._peer_of.pop(descriptor, None)
+        if self._descriptor_of.get(peer) == descriptor:
+            del self._descriptor_of[peer]
+            yield Lost(peer)
+
+    def _read(
+        self, name: bytes, body: zmq.Frame, more: int, descriptor: int, owners: dict[int, list[str]]
+    ) -> Incoming | None:
+        peer = self._peer_of.get(descriptor)
+        if peer is None or name != peer.name or self._descriptor_of.get(peer.session) != descriptor:
+            if not _PEER.fullmatch(name):
+                if _was_renamed(body):
+                    return None
+                return Garbled(
+                    "", f"its name is {name[:40]!r}, a session is expected", self._gate.address_of(descriptor)
+                )
+            peer = self._meet(name, descriptor, peer)
+        if owners and descriptor in owners and owners[descriptor][-1:] != [peer.session]:
+            owners[descriptor].append(peer.session)
+        if more:
+            address = self._gate.address_of(descriptor)
+            return Garbled(peer.session, f"{more + 1} frames where one message is expected", address)
+        packed = body.bytes
+        if packed == peer.said:
+            assert peer.arrived is not None, "what was said was kept"
+            return peer.arrived
+        try:
+            arrived = Arrived(peer.session, messages.SCHEMA.unpack(packed, MAX_INCOMING_BYTES))
+        except ProtocolError as error:
+            return self._garbled(peer.session, packed, error, self._gate.address_of(descriptor))
+        if type(arrived.message) is Heartbeat and len(packed) <= MAX_REPEATED_BYTES:
+            peer.said, peer.arrived = packed, arrived
+        return arrived
+
+    def _meet(self, name: bytes, descriptor: int, before: _Peer | None) -> _Peer:
+        """The peer speaks over this connection for the first time, or again after another one, or late."""
+        peer = _Peer(name, name.decode("ascii"))
+        if before is not None and before.name != name and self._descriptor_of.get(before.session) == descriptor:
+            del self._descriptor_of[before.session]
+            self._displaced.append(before.session)
+        self._peer_of[descriptor] = peer
+        self._descriptor_of[peer.session] = descriptor
+        return peer
+
+    @staticmethod
+    def _garbled(session: str, packed: bytes, error: ProtocolError, address: str) -> Garbled:
+        speaks = messages.protocol_of(packed)
+        if speaks in (None, PROTOCOL):
+            return Garbled(session, str(error), address)
+        problem = (
+            f"this scheduler speaks protocol {PROTOCOL}, the worker speaks {speaks}: "
+            "install the same samebits on all hosts"
+        )
+        return Garbled(session, problem, address, other_protocol=True)
+
+    @property
+    def connections(self) -> int:
+        """How many connections stand, also those that are no peer's yet."""
+        return self._gate.connections
+
+    def address_of(self, peer: str) -> str:
+        """Where the peer's connection comes from: an IP address."""
+        return self._gate.address_of(self._descriptor_of.get(peer, -1))
+
+    def send(self, peer: str, message: object) -> bool:
+        """Send, or drop where the peer is gone: it is told again when it comes back. Returns whether it is there."""
+        packed = self._pack(message)
+        if type(message) in WELCOMES:
+            self._gate.settle(self._descriptor_of.get(peer, -1))
+        try:
+            self._send_frame(peer.encode("ascii"), _MORE)
+            self._send_frame(packed, _NOW)
+        except zmq.Again:
+            return True  # its queue is full: a peer that does not read is fixed by its next heartbeat, or lost
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def _pack(self, message: object) -> bytes | zmq.Frame:
+        kind = type(message)
+        if kind not in TOLD_ALIKE:
+            return messages.SCHEMA.pack(message)
+        last = self._told.get(kind)
+        if last is not None and (last[0] is message or last[0] == message):
+            return last[1]
+        packed = messages.SCHEMA.pack(message)
+        ready = packed if len(packed) < SHARED_BYTES else zmq.Frame(packed)
+        self._told[kind] = (message, ready)
+        return ready
+
+    def close(self) -> None:
+        """Close after what was sent is out, at most a second later."""
+        self._gate.close()
+        self._context.term()
+        self._waker.close()
+
+
+def _was_renamed(body: zmq.Frame) -> bool:
+    """Whether ZeroMQ has taken the connection's name away because its peer speaks over another one."""
+    try:
+        introduced_as = str(body.get("Identity"))
+    except (zmq.ZMQError, UnicodeDecodeError):
+        return False
+    return _PEER.fullmatch(introduced_as.encode()) is not None

@@ -1,0 +1,94 @@
+"""What a point is called on the command line, and which directory that is.
+
+Here lives ``SLOT/STEP`` and the sentence for whoever asks for what is not there; whether a point is whole is the
+store's to say. The one idea: a name that fits nothing is answered with what there is.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from samebits.errors import UsageError
+from samebits.store import checkpoint as checkpoints
+from samebits.store.checkpoint import FoundPoint
+
+_SLOT_AND_STEP = re.compile(r"(\d{1,9})/(\d{1,19})", re.ASCII)
+SHOWN_STEPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A job's checkpoint folder, absolute; ``is_given``: named on the command line, not found by the environment."""
+
+    path: Path
+    is_given: bool = False
+
+    def named(self, name: str) -> list[FoundPoint]:
+        """Every point that ``name`` fits: of several generations all of that step, the newest first.
+
+        Raises:
+            UsageError: there is none.
+            CheckpointError: it is a directory with no manifest that can be read.
+        """
+        match = _SLOT_AND_STEP.fullmatch(name)
+        if match is None:
+            return [_in_directory(Path(name))]
+        slot, step = int(match[1]), int(match[2])
+        directory = checkpoints.rank_directory(self.path, slot)
+        there = checkpoints.scan(directory, checkpoints.job_of(directory))
+        found = [one for one in there if one.point.step == step]
+        if not found:
+            raise UsageError(f"no point {name} in {self.path}: {self._what_there_is(slot, there)}")
+        return sorted(found, key=lambda one: one.point, reverse=True)
+
+    def the_one_named(self, name: str) -> FoundPoint:
+        """As :meth:`named`; of several the newest that can be used."""
+        found = self.named(name)
+        return next((one for one in found if one.is_usable), found[0])
+
+    def all(self) -> list[FoundPoint]:
+        """Every point of every slot.
+
+        Raises:
+            UsageError: there is none.
+        """
+        found = []
+        for slot in checkpoints.slots_in(self.path):
+            directory = checkpoints.rank_directory(self.path, slot)
+            found += checkpoints.scan(directory, checkpoints.job_of(directory))
+        if not found:
+            raise UsageError(f"no points in {self.path}{self.elsewhere()}")
+        return found
+
+    def elsewhere(self) -> str:
+        """Where else to look, as the end of a sentence."""
+        below = [str(one) for one in checkpoints.folders_with_points(self.path) if one != self.path]
+        if below:
+            return f"; look into {' or '.join(below)} with --folder"
+        if self.is_given:
+            return ": --folder names a job's checkpoint folder, below which each rank has a folder with its number"
+        return ". Fix: change to the folder the job was started in, or name its checkpoint folder with --folder"
+
+    def _what_there_is(self, slot: int, there: list[FoundPoint]) -> str:
+        if there:
+            steps = sorted({one.point.step for one in there}, reverse=True)
+            more = f" and {len(steps) - SHOWN_STEPS} older ones" if len(steps) > SHOWN_STEPS else ""
+            return f"slot {slot} has those of step {', '.join(map(str, steps[:SHOWN_STEPS]))}{more}"
+        slots = checkpoints.slots_in(self.path)
+        if slots:
+            return f"slot {slot} has none there; slots with a folder are {', '.join(map(str, slots))}"
+        return f"it has no slot's folder{self.elsewhere()}"
+
+
+def _in_directory(path: Path) -> FoundPoint:
+    if not path.is_dir():
+        raise UsageError(
+            f"{path} is neither SLOT/STEP, as in 0/120, nor a directory: `samebits ckpt ls` lists the points there are"
+        )
+    directory = path.resolve()
+    point = checkpoints.parse_point_name(directory.name)
+    if point is not None and directory.parent.name.isdecimal():
+        return checkpoints.inspect_point(directory, point, checkpoints.job_of(directory.parent))
+    return checkpoints.point_in(directory)

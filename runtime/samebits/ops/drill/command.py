@@ -1,0 +1,207 @@
+"""``drill``: runs a script undisturbed, then under faults, and says whether it may be trusted.
+
+Only the order of things and the words live here. The one idea: a drill proves what it compared and nothing else, so
+it says what it compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from samebits import config, strict_json
+from samebits.core.events import Kind
+from samebits.errors import UsageError
+from samebits.ops.drill.advice import Script, advise, never_commits
+from samebits.ops.drill.compare import Compared, compare
+from samebits.ops.drill.faults import BY_LIBRARY
+from samebits.ops.drill.page import html_of
+from samebits.ops.drill.partition import INSIDE, OUTSIDE
+from samebits.ops.drill.plan import Fault, Planned, drawn, faults_of
+from samebits.ops.drill.preloaded import NO_COMPILER, compiler_here
+from samebits.ops.drill.rehearsal import Outcome, Rehearsal, free_environment
+from samebits.ops.history_show import account, duration
+from samebits.ops.option_types import interval, whole
+from samebits.store import durable
+
+NAMES = ("undisturbed", "disturbed")
+MOST_OFF, LEAST_OFF_S = 0.005, 1.0
+"""How far an account may be from the time that was measured: a share of it, and never less than the drill may be late
+to see an event on a busy machine.
+"""
+_INCOMPLETE = "drill INCOMPLETE: what was given was survived with equal bits, and not all that was planned was given"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand; 0 where the script survived every fault with equal bits, else 1."""
+    words = list(arguments)
+    script = words[words.index("--") + 1 :] if "--" in words else []
+    options = _parsed(words[: words.index("--")] if "--" in words else words, script)
+    faults = faults_of(options.faults)
+    plan = drawn(faults, options.kills, options.every, options.seed)
+    if options.dry_run:
+        print("\n".join(_plan_lines(plan, options, script)))
+        return 0
+    path = Path(script[0])
+    if not path.is_file():
+        raise UsageError(f"{path}: there is no such script. Fix: name a file after `--`")
+    folder = Path(options.folder).resolve()
+    if folder.exists():
+        raise UsageError(f"--folder {folder}: it is there already. Fix: name another one, or remove it")
+    outcomes = [
+        _rehearse(folder / name, [str(path.resolve()), *script[1:]], options, faults_given)
+        for name, faults_given in (("undisturbed", []), ("disturbed", plan))
+    ]
+    undisturbed, disturbed = outcomes
+    ours, theirs = (folder / name / "ckpt_of_rank" for name in NAMES)
+    compared = compare(ours, theirs, disturbed.damaged)
+    advice = advise(Script(path.name, path.read_text(errors="replace")), compared, undisturbed, disturbed)
+    told = report(undisturbed, disturbed, compared, options.seed, advice)
+    durable.replace_note(folder / "drill.json", f"{strict_json.dumps(told, indent=1)}\n".encode())
+    lines = lines_of(told, folder)
+    durable.replace_note(folder / "drill.html", html_of(told, lines).encode(errors="backslashreplace"))
+    print(strict_json.dumps(told) if options.json else "\n".join(lines))
+    return 0 if told["passed"] else 1
+
+
+def _parsed(words: Sequence[str], script: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="samebits drill",
+        usage="%(prog)s [options] -- SCRIPT [ARGUMENTS ...]",
+        description="Run the script undisturbed, then the same under faults, and compare the weights in their "
+        "checkpoints bit by bit. Signals go to the drill's own processes alone.",
+        epilog="faults: " + "; ".join(f"{fault}: {fault.text}" for fault in Fault),
+    )
+    parser.add_argument("--faults", default="kill,scheduler", help="which, separated by commas (default %(default)s)")
+    parser.add_argument("--kills", type=whole(most=10_000), default=5, help="how many faults (default %(default)s)")
+    parser.add_argument("--every", type=interval, default=10.0, help="seconds of training between them, about")
+    parser.add_argument("--seed", type=whole(), default=1, help="of their order, times and targets")
+    parser.add_argument("-n", "--workers", type=whole(1), default=2, help="workers (default %(default)s)")
+    parser.add_argument("--spares", type=whole(), default=1, help="spares (default %(default)s)")
+    parser.add_argument("--folder", default="drill", help="a new folder for both jobs and the report")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done")
+    parser.add_argument("--json", action="store_true", help="the report as one JSON object")
+    options = parser.parse_args(words)
+    if not script:
+        parser.error("which script? expected `-- SCRIPT [ARGUMENTS ...]`")
+    return options
+
+
+def _rehearse(folder: Path, script: list[str], options: argparse.Namespace, plan: Sequence[Planned]) -> Outcome:
+    start = ["-n", str(options.workers), "--spares", str(options.spares), *script]
+    environment = free_environment(config.whole_environment()) | {"ENABLE_RECOVERY": "1"}
+    return Rehearsal(folder, start, environment, options.workers + options.spares, free_port()).run(plan)
+
+
+def free_port() -> int:
+    """A port that nobody uses on either address of loopback that a drill may need.
+
+    It is below those that a system gives to outgoing connections (ip(7)), so that none takes it before the scheduler.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_768)
+        with socket.socket() as probe, socket.socket() as other, contextlib.suppress(OSError):
+            probe.bind((OUTSIDE, port))
+            other.bind((INSIDE, port))
+            return port
+
+
+def report(
+    undisturbed: Outcome, disturbed: Outcome, compared: Compared, seed: int, advice: Sequence[str]
+) -> dict[str, Any]:
+    """The verdict as plain values. What was planned and not given is listed apart, and keeps a drill from passing."""
+    survived = not undisturbed.problem and not disturbed.problem
+    lacks_commits = never_commits(undisturbed)
+    runs = {name: _told_of(one) for name, one in zip(NAMES, (undisturbed, disturbed), strict=True)}
+    is_accounted = all(one["is_accounted"] for one in runs.values())
+    is_sound = survived and compared.is_equal and not lacks_commits and is_accounted
+    verdict = "failed" if not is_sound else "incomplete" if disturbed.not_injected else "passed"
+    return {
+        "passed": verdict == "passed",
+        "verdict": verdict,
+        "seed": seed,
+        "survived": survived,
+        "problem": (undisturbed.problem and f"undisturbed: {undisturbed.problem}") or disturbed.problem,
+        "equal_bits": compared.is_equal,
+        "commits": not lacks_commits,
+        "difference": compared.difference,
+        "first_step": compared.first_step,
+        "differing": [f"rank {one.slot}: {one.name}" for one in compared.differing[:100]],
+        "compared": {"steps": list(compared.steps), "ranks": compared.slots, "tensors": compared.tensors},
+        "faults": [one.plain() for one in disturbed.injected],
+        "not_injected": [{"fault": str(one.fault), "why": one.why} for one in disturbed.not_injected],
+        "losses_seen": sum(event.kind is Kind.LOST for event in disturbed.events),
+        **runs,
+        "advice": list(advice),
+    }
+
+
+def _told_of(outcome: Outcome) -> dict[str, Any]:
+    """One run: its account, and whether the buckets sum to the time that the drill itself has measured."""
+    found = account(outcome.events)
+    told = {"wall_s": round(outcome.wall_s, 3), "seen_s": outcome.seen_s, **found}
+    off_s = 0.0 if outcome.seen_s is None else abs(sum(found["buckets_s"].values()) - outcome.seen_s)
+    return {**told, "is_accounted": off_s <= max(LEAST_OFF_S, MOST_OFF * (outcome.seen_s or 0.0))}
+
+
+def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
+    """The verdict for people."""
+    compared, faults = told["compared"], told["faults"]
+    lines = [
+        {"passed": "drill passed", "failed": "drill FAILED", "incomplete": _INCOMPLETE}[told["verdict"]],
+        f"faults: {len(faults)} ({_counted(faults)}); seed {told['seed']}",
+        "survived: yes" if told["survived"] else f"survived: no: {told['problem']}",
+    ]
+    lines += [f"not injected: {one['fault']}: {one['why']}" for one in told["not_injected"]]
+    if told["equal_bits"]:
+        newest = compared["steps"][-1]
+        lines.append(
+            f"bits: equal in {compared['tensors']} tensors of {compared['ranks']} ranks, steps "
+            f"{', '.join(map(str, compared['steps']))}; the last is {newest}"
+        )
+    else:
+        lines.append(f"bits: {told['difference']}")
+    for name in NAMES:
+        if not (one := told[name])["is_accounted"]:
+            summed_s = sum(one["buckets_s"].values())
+            lines.append(f"account: {name} took {one['seen_s']:.2f} s, and its buckets sum to {summed_s:.2f} s")
+    if not told["commits"]:
+        lines.append("commits: none before the end, so every loss takes the job back to its beginning")
+    for name in NAMES:
+        one = told[name]
+        goodput = "" if one["goodput"] is None else f", {one['goodput']:.1%} productive"
+        redone = sum(row["steps_lost"] for row in one["recoveries"])
+        lines.append(f"{name}: {one['step']} steps in {duration(one['wall_s'])}{goodput}, {redone} steps redone")
+    slowest = sorted(
+        (row for row in told["disturbed"]["recoveries"] if row["total_ms"]), key=lambda row: -row["total_ms"]
+    )
+    for row in slowest[:3]:
+        phases = ", ".join(f"{name.replace('_', ' ')} {ms:.0f}" for name, ms in row["phases_ms"].items() if ms >= 0.5)
+        lines.append(f"slow recovery: {row['total_ms']:.0f} ms ({phases}); {row['cause']}")
+    lines += [f"look: {text}" for text in told["advice"]]
+    where = f"report: {folder / 'drill.html'} and drill.json; `samebits report` in {folder / 'disturbed'} tells more"
+    return [*lines, where]
+
+
+def _counted(faults: Sequence[dict[str, Any]]) -> str:
+    kinds = sorted({one["fault"] for one in faults})
+    return ", ".join(f"{kind} {sum(one['fault'] == kind for one in faults)}" for kind in kinds) or "none"
+
+
+def _plan_lines(plan: Sequence[Planned], options: argparse.Namespace, script: Sequence[str]) -> list[str]:
+    lines = [
+        f"1. {' '.join(script)} undisturbed, in {options.folder}/undisturbed: {options.workers} workers, "
+        f"{options.spares} spares",
+        f"2. the same in {options.folder}/disturbed, with {len(plan)} faults:",
+    ]
+    lines += [
+        f"   {number}. after {one.after_s:.1f} s of training: {one.fault.text}" for number, one in enumerate(plan, 1)
+    ]
+    if compiler_here() is None and (lacking := sorted({one.fault for one in plan} & BY_LIBRARY)):
+        lines.append(f"   not possible here: {', '.join(lacking)}: {NO_COMPILER}")
+    return [*lines, "3. the weights in both jobs' checkpoints are compared, bit by bit"]

@@ -1,0 +1,173 @@
+"""``history``: what happened to a job and what it cost, read from its events, whether anything runs or not.
+
+Here live the sums as plain values, which page, metrics and report show as well, and the lines for people. Never here:
+how an event is made or kept. The one idea: everything shown is a function of the events, so all who look agree.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from samebits import strict_json
+from samebits.core.events import Event, Kind
+from samebits.core.goodput import Bucket, goodput_of
+from samebits.core.recoveries import Recovery, recoveries_of
+from samebits.errors import StoreError, UsageError
+from samebits.ops import kept_start
+from samebits.ops.event_stream import EventStream
+from samebits.ops.option_types import whole
+from samebits.service.events import line_of, read_events
+
+_QUIET = {Kind.STEP, Kind.CARRIED}
+_SHOWN_RECOVERIES = 3
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="samebits history",
+        description="Show what happened to the job of this folder, or whose RECOVERY_PATH the environment names: every "
+        "decision of its scheduler, every recovery and what it cost, and where the time went.",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object: account, recoveries and events")
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="go on with the events that come until the job is finished; with --json one object a line",
+    )
+    parser.add_argument("--last", type=whole(), default=200, metavar="N", help="show the last N events (default 200)")
+    options = parser.parse_args(arguments)
+    recovery_path = kept_start.settings_here(only_looks=True).recovery_path
+    if options.follow:
+        return _follow(EventStream(recovery_path), as_json=options.json)
+    events = required_events(recovery_path)
+    if options.json:
+        print(strict_json.dumps({**account(events), "events": [event.plain() for event in events]}))
+        return 0
+    shown = [event for event in events if event.kind not in _QUIET]
+    if len(shown) > options.last > 0:
+        print(f"({len(shown) - options.last} earlier events; --last shows more)")
+    for event in shown[-options.last :] if options.last > 0 else []:
+        print(line(event))
+    for text in summary(events):
+        print(text)
+    return 0
+
+
+def _follow(stream: EventStream, *, as_json: bool) -> int:
+    for event in stream.all(follows=True):
+        if as_json:
+            print(line_of(event), flush=True)
+        elif event.kind not in _QUIET:
+            print(line(event), flush=True)
+    return 0
+
+
+def required_events(recovery_path: Path) -> list[Event]:
+    """The job's events.
+
+    Raises:
+        UsageError: there are none.
+    """
+    events = read_events(recovery_path)
+    if not events:
+        raise UsageError(
+            f"RECOVERY_PATH={recovery_path} holds no events. Fix: change to the folder the job was started in; a job "
+            "has a history where ENABLE_RECOVERY=1"
+        )
+    return events
+
+
+def account(events: Sequence[Event], now: float | None = None) -> dict[str, Any]:
+    """The sums as plain values: who, how long, how far, where the time went, every recovery.
+
+    Args:
+        now: seconds since 1970 up to which a job that is not over counts; up to its last event where None.
+    """
+    fold = goodput_of(events)
+    wall_us = fold.wall_us(now)
+    buckets_s = {str(bucket): us / 1e6 for bucket, us in fold.buckets(now).items()}
+    jobs = [str(event.more["job"]) for event in events if event.more.get("job")]
+    points = [event for event in events if event.kind is Kind.COMMITTED]
+    ends = [event for event in events if event.kind in (Kind.FINISHED, Kind.INTERRUPTED, Kind.SCHEDULER)]
+    return {
+        "job": jobs[-1] if jobs else "",
+        "name": next((event.text for event in events if event.kind is Kind.JOB), ""),
+        "began_at": None if fold.began_us is None else fold.began_us / 1e6,
+        "wall_s": wall_us / 1e6,
+        "step": max((event.step for event in events), default=0),
+        "generation": max((event.generation for event in events), default=0),
+        "terms": max((event.term for event in events), default=0),
+        "losses": sum(event.kind is Kind.LOST for event in events),
+        "end": str(ends[-1].kind) if ends and ends[-1].kind is not Kind.SCHEDULER else None,
+        "committed_step": max((_whole(event.more.get("point")) for event in points), default=0),
+        "committed_at": max((event.at for event in points), default=None),
+        "goodput": buckets_s[Bucket.PRODUCTIVE] * 1e6 / wall_us if wall_us else None,
+        "buckets_s": buckets_s,
+        "recoveries": [row.plain() for row in recoveries_of(events)],
+    }
+
+
+def summary(events: Sequence[Event], now: float | None = None, heard: int = 0) -> list[str]:
+    """A few lines for people: how far, how long, the slowest recoveries, where the time went.
+
+    Args:
+        events, now: as :func:`account`'s.
+        heard: a step that the job is known to have made.
+    """
+    told = account(events, now)
+    rows = recoveries_of(events)
+    goodput = "" if told["goodput"] is None else f", {told['goodput']:.1%} of it productive"
+    counted = f"{len(rows)} recover{'ies' if len(rows) != 1 else 'y'}"
+    lines = [f"{max(told['step'], heard)} steps in {duration(told['wall_s'])}{goodput}; {counted}"]
+    slowest = sorted(rows, key=lambda row: row.total_ms or 0, reverse=True)[:_SHOWN_RECOVERIES]
+    lines += [recovery_line(row) for row in sorted(slowest, key=lambda row: row.number)]
+    spent = [f"{name.replace('_', ' ')} {duration(s)}" for name, s in told["buckets_s"].items() if s >= 0.0005]
+    return [*lines, f"time: {', '.join(spent)}"]
+
+
+def recovery_line(row: Recovery) -> str:
+    """One recovery in a line."""
+    at = time.strftime("%H:%M:%S", time.localtime(row.noticed_at))
+    phases = ", ".join(f"{name.replace('_', ' ')} {ms:.0f}" for name, ms in row.phases().items() if ms >= 0.5)
+    took = "not over" if row.total_ms is None else f"{row.total_ms:.0f} ms ({phases})"
+    lost = f", {row.steps_lost} steps redone" if row.steps_lost else ""
+    return f"recovery {row.number} at {at}, step {row.step}: {row.cause}; {took}{lost}"
+
+
+def line(event: Event) -> str:
+    """One event in a line."""
+    day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at)) + f".{int(event.at % 1 * 1000):03d}"
+    parts = [day, f"{event.kind:<11}", f"generation {event.generation:<3}", f"step {event.step:<7}"]
+    who = f"worker {event.node}: " if event.node else ""
+    after = event.more.get("after_ms")
+    tail = f" ({after:.0f} ms)" if isinstance(after, int | float) else ""
+    point = f"step {_whole(event.more.get('point'))} is everybody's" if event.kind is Kind.COMMITTED else ""
+    return "  ".join([*parts, f"{who}{event.text or point}{tail}"]).rstrip()
+
+
+def duration(seconds: float) -> str:
+    """``90 ms``, ``4.2 s``, ``3 min 5 s``, ``2 h 10 min``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def summary_of_folder(recovery_path: Path, heard: int) -> tuple[int, list[str]]:
+    """The last step, ``heard`` or later, and the summary where there are events that can be read."""
+    try:
+        events = read_events(recovery_path)
+    except StoreError:
+        events = []
+    return (max(events[-1].step, heard), summary(events, heard=heard)) if events else (heard, [])
+
+
+def _whole(value: object) -> int:
+    return value if type(value) is int else 0

@@ -1,0 +1,52 @@
+"""The page beside a job: started with it where DASHBOARD_PORT says so, and let alone from then on.
+
+Only the start lives here; the page is the room ``dashboard``'s, which nothing of a job imports. The one idea: the page
+is no part of the job, so a page that cannot start is a sentence, and the job goes on without it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from samebits import config
+from samebits.config import Settings
+from samebits.errors import StoreError
+from samebits.store import private
+
+LOG = "dashboard.log"
+LINGER_S = 600
+NEEDED = ("starlette", "uvicorn")
+
+
+def start_beside(settings: Settings, folder: Path) -> str:
+    """Start the page of the job in this folder, if one is wanted; a sentence on it, empty where none is."""
+    port = settings.dashboard_port
+    if port is None:
+        return ""
+    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        needs = " and ".join(missing)
+        return f"DASHBOARD_PORT={port}: no page, for it needs {needs}. Fix: pip install 'samebits[dashboard]'"
+    try:
+        log = private.open_to_append(settings.log_dir / LOG)
+    except StoreError as error:
+        return f"DASHBOARD_PORT={port}: no page: {error}"
+    try:
+        subprocess.Popen(
+            [sys.executable, "-P", "-m", "samebits", "dashboard", "--port", str(port), "--linger", str(LINGER_S)],
+            cwd=folder,
+            env=config.whole_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    except OSError as error:
+        return f"DASHBOARD_PORT={port}: no page: {error}"
+    finally:
+        os.close(log)
+    return f"the dashboard is at http://127.0.0.1:{port}/; {settings.log_dir / LOG} says more"

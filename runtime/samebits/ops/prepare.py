@@ -1,0 +1,296 @@
+"""What ``run`` asks before it starts anything: may it, and what must be out of the way.
+
+Looking at this machine and moving folders aside live here; what follows from what was found is ``starting``'s. The one
+idea: everything is checked before anything is changed, under the lock of the recovery path, and the start is kept
+before the first process exists.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from samebits import config
+from samebits.commands import spelled
+from samebits.config import Role, Settings
+from samebits.errors import ListenError, LockedError, SecretError, SettingsError, StoreError, UsageError
+from samebits.net.address import folder_of_holder
+from samebits.net.curve import secret_words
+from samebits.ops import doctor, kept_start, starting
+from samebits.ops.changed_script import version_of
+from samebits.ops.job_view import JobView, stored_view
+from samebits.ops.kept_start import KeptStart
+from samebits.ops.local_processes import name_of, process_names, read_pid_files, runs_in, spoken
+from samebits.ops.run_options import Request
+from samebits.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once
+from samebits.ops.spawning import OF_ONE_PROCESS, Listener, Way, listen_for, names_port
+from samebits.ops.starting import Former, Found, Plan
+from samebits.scheduler_hosts import names_one
+from samebits.service import cause_file
+from samebits.store import checkpoint as checkpoints
+from samebits.store import durable, launcher_token, private
+from samebits.store.aside import aside_id, move_aside, short_id
+from samebits.store.checkpoint.remote.remote_points import jobs_at
+from samebits.store.lock import DirectoryLock, is_locked, read_holder
+from samebits.store.owner import read_owner
+from samebits.store.process_identity import host_id
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A job to be started: its settings, with absolute folders, and what is kept of them.
+
+    Attributes:
+        listener: for its scheduler; without sockets if there is none here, or ``port_problem``.
+        port_problem: why SCHED_PORT cannot be listened on.
+        said: what its user did not ask for.
+    """
+
+    settings: Settings
+    start: KeptStart
+    listener: Listener
+    port_problem: str = ""
+    said: str = ""
+
+
+def read_start(request: Request) -> Ready:
+    """Return what today's environment says of the job that is asked for, with the scheduler's port taken already.
+
+    Two launchers may start at the same moment, so a port counts as free only once it is listened on.
+
+    Raises:
+        SettingsError: something in it is wrong.
+        UsageError: there is no such script.
+    """
+    _require_script(request)
+    everything = {**config.whole_environment(), **request.environment}
+    shared = {name: text for name, text in everything.items() if name not in OF_ONE_PROCESS}
+    role = "scheduler" if request.has_scheduler else "worker"  # only the former is asked where it may listen
+    settings, warnings = config.read({"NODE_ID": "0", **shared, "ROLE": role})
+    for warning in warnings:
+        say(warning)
+    refuse_unusable(settings)
+    environment, said = config.kept_environment(everything), ""
+    listener, port_problem = Listener(), ""
+    if request.has_scheduler:
+        is_one_start = request.nodes is None or bool(request.hosts)  # else other hosts know the port already
+        try:
+            listener = listen_for(settings, may_choose=is_one_start and not names_port(environment))
+        except ListenError as error:
+            port_problem = (names_one(settings.sched_host) and _other_job(settings)) or str(error)
+    if (port := listener.chosen_port) is not None:
+        said = f"SCHED_PORT={settings.sched_port}, the default, is taken: this job's scheduler has port {port}"
+        settings, environment = replace(settings, sched_port=port), {**environment, "SCHED_PORT": str(port)}
+    start = KeptStart(
+        folder=Path.cwd(),
+        interpreter=sys.executable,
+        script=request.script,
+        args=request.args,
+        environment=environment,
+        needs_secret=settings.cluster_secret is not None,
+        nodes=request.nodes,
+        script_version=version_of(Path(request.script)) if request.way is Way.SCRIPT else None,
+        way=request.way,
+        has_scheduler=request.has_scheduler,
+        hosts=request.hosts,
+        job=str(uuid.uuid4()) if request.has_scheduler else "",
+    )
+    settings = replace(kept_start.settings_in(start.folder, settings), role=Role.SCHEDULER)
+    secret_words(settings.cluster_secret, settings.cluster_secret_file)  # better now than in every process
+    cause_file.table_of(settings)
+    return Ready(settings, start, listener, port_problem, said)
+
+
+def _require_script(request: Request) -> None:
+    """Raise where what the workers would run is not there.
+
+    Raises:
+        UsageError: and what to type instead.
+    """
+    script, as_in = request.script, f"`{spelled('run', 'train.py')}`"
+    if request.way is Way.SCRIPT and not Path(script).is_file():
+        raise UsageError(f"there is no script {script!r} in {Path.cwd()}. Fix: name one, as in {as_in}")
+    if request.way is Way.PROGRAM and shutil.which(script) is None:
+        raise UsageError(f"there is no program {script!r}. Fix: name one that can be run, or leave --no-python out")
+
+
+def refuse_unusable(settings: Settings) -> None:
+    """Raise where one of the job's folders cannot be written, before anything is started.
+
+    Raises:
+        SettingsError: with a line for each.
+    """
+    findings = (doctor.folder(name, path) for name, path in doctor.folders(settings) if isinstance(path, Path))
+    problems = [f"{one.what}: {one.found}. Fix: {one.fix}" for one in findings if one.fix]
+    if problems:
+        raise SettingsError(problems)
+
+
+def prepare(ready: Ready, *, fresh: bool) -> None:
+    """Make way for this start, and keep it.
+
+    Raises:
+        SameBitsError: it may not; nothing was changed.
+    """
+    settings, start = ready.settings, ready.start
+    private.check_folder(settings.recovery_path, "RECOVERY_PATH")
+    lock = DirectoryLock(settings.recovery_path, "run.sh")
+    found = look(settings, ready.port_problem)
+    if settings.recovery_path.exists():
+        try:
+            lock.acquire()
+        except LockedError:
+            holder = read_holder(settings.recovery_path)
+            found = replace(found, holder=str(holder or "a process that has not left its name"))
+    try:
+        _carry_out(starting.plan_start(found, fresh=fresh))
+        kept_start.keep(settings.log_dir, start)
+        if settings.enable_recovery and start.has_scheduler:
+            launcher_token.make(settings.log_dir)
+    finally:
+        lock.release()
+    usual = start.folder / kept_start.USUAL_LOG_DIR
+    if (usual / kept_start.START_FILE).exists() and usual.resolve() != settings.log_dir.resolve():
+        say(f"{usual} is another job's: for this one type LOG_DIR={settings.log_dir} {found.recover}")
+
+
+def look(settings: Settings, port_problem: str = "") -> Found:
+    """Find what there is, without changing anything."""
+    found = Found(
+        name=settings.job_name,
+        recovery_path=settings.recovery_path,
+        checkpoint_path=settings.checkpoint_path,
+        log_dir=settings.log_dir,
+        recover=spelled("recover"),
+        fresh=spelled("run", "--fresh"),
+        port_problem=port_problem,
+    )
+    try:
+        found = replace(found, view=stored_view(settings.recovery_path))
+    except StoreError as error:
+        found = replace(found, damage=str(error))
+    running = _running_seats(found.view)
+    log_owner = read_owner(settings.log_dir)
+    jobs, live_jobs, newest_step = _checkpoints(settings.checkpoint_path)
+    moved = _moved_ids(settings.recovery_path)
+    past = frozenset(job for job in jobs if short_id(job) in moved)
+    kept = kept_start.read(settings.log_dir)
+    if kept is not None and not kept_start.is_at_home(settings.log_dir, kept):  # moved here, or a copy
+        running = _running_here(kept.moved_to(Path.cwd()).settings(), found.view)
+        found = replace(found, recover=spelled("recover", "--moved"))
+    elif kept is not None:
+        started = kept.settings()
+        here = _running_processes(started)
+        if not started.enable_recovery and _is_same(started.checkpoint_path, settings.checkpoint_path):
+            past = jobs
+        if _is_same(started.recovery_path, settings.recovery_path):
+            running = tuple(dict.fromkeys((*here, *running)))
+        else:
+            former = Former(started.job_name, started.recovery_path, _view_of_former(started), here)
+            found = replace(found, former=former)
+    return replace(
+        found,
+        running=running,
+        checkpoint_jobs=jobs,
+        live_jobs=live_jobs,
+        past_jobs=past,
+        newest_step=max(newest_step, _step_in_memory(found.view)),
+        host=host_id(),
+        log_job=log_owner.job if log_owner is not None else "",
+    )
+
+
+def _is_same(one: Path | str, other: Path | str) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return one == other
+    return one.resolve() == other.resolve()
+
+
+def _other_job(settings: Settings) -> str:
+    """What is said of a port that another job's scheduler has; empty where none answers."""
+    try:
+        content = ask_once(settings, ANSWER_TIMEOUT_S)
+        job = "" if content is None else str(JobView.of(content))
+    except SecretError:
+        job = "a job with another secret"
+    if not job:
+        return ""
+    folder = folder_of_holder(settings.sched_port)
+    where = f", started in {folder}" if folder is not None else ""
+    return (
+        f"SCHED_PORT={settings.sched_port} is the scheduler's of {job}{where}. Fix: `unset SCHED_PORT` to have a free "
+        "port chosen, or set it to one, the same in every process of this job"
+    )
+
+
+def _running_processes(started: Settings) -> tuple[str, ...]:
+    identities = read_pid_files(started.log_dir, process_names(kept_start.nodes_of(started.log_dir, started)))
+    return tuple(f"{spoken(name)} ({identity})" for name, identity in identities.items() if identity.is_alive())
+
+
+def _running_seats(view: JobView | None) -> tuple[str, ...]:
+    here = host_id()
+    workers = view.workers if view is not None else ()
+    return tuple(
+        f"worker {worker.node} ({worker.identity})"
+        for worker in workers
+        if worker.host == here and worker.identity.is_alive()
+    )
+
+
+def _running_here(started: Settings, view: JobView | None) -> tuple[str, ...]:
+    """Of a job whose folder lies elsewhere than it was started: in a copy the processes it names are the other's."""
+    seats = {name_of(one.node): one.identity for one in view.workers} if view is not None else {}
+    names = process_names(kept_start.nodes_of(started.log_dir, started))
+    identities = {**seats, **read_pid_files(started.log_dir, names)}
+    return tuple(
+        f"{spoken(name)} ({identity})"
+        for name, identity in identities.items()
+        if runs_in(identity, Path.cwd(), started.log_dir / f"{name}.log")
+    )
+
+
+def _view_of_former(started: Settings) -> JobView | None:
+    return stored_view(started.recovery_path) if started.enable_recovery else None
+
+
+def _checkpoints(path: Path | str) -> tuple[frozenset[str], frozenset[str], int]:
+    """Return the jobs that saved below ``path``, those that do so now, and the step of the newest point by its name."""
+    if isinstance(path, str):
+        jobs, newest_step = jobs_at(path)
+        return jobs, frozenset(), newest_step  # an object store knows no locks, and is never moved aside
+    with durable.disk_errors(path, "looking for checkpoints"):
+        roots = checkpoints.folders_with_points(path)
+        folders = [checkpoints.rank_directory(root, slot) for root in roots for slot in checkpoints.slots_in(root)]
+        points = [checkpoints.parse_point_name(entry.name) for folder in folders for entry in folder.iterdir()]
+    owners = {folder: owner.job for folder in (path, *folders) if (owner := read_owner(folder)) is not None}
+    live = frozenset(job for folder, job in owners.items() if is_locked(folder))
+    return frozenset(owners.values()), live, max((point.step for point in points if point is not None), default=0)
+
+
+def _step_in_memory(view: JobView | None) -> int:
+    newest = None if view is None else checkpoints.newest_in_memory(checkpoints.SHARED_MEMORY, view.job)
+    return 0 if newest is None else newest.step
+
+
+def _moved_ids(path: Path) -> set[str]:
+    with durable.disk_errors(path.parent, "looking for folders that were moved aside"):
+        names = [entry.name for entry in path.parent.iterdir()] if path.parent.exists() else []
+    return {moved for name in names if (moved := aside_id(name, path.name)) is not None}
+
+
+def _carry_out(plan: Plan) -> None:
+    for reason in plan.why:
+        say(f"{reason}; its folders are moved aside, nothing is deleted")
+    for move in plan.moves:
+        aside = move_aside(move.path, move.job)
+        if aside is not None:
+            say(f"  {move.path} → {aside.name}")
+
+
+def say(text: str) -> None:
+    """A line for people."""
+    print(f"samebits: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,46 @@
+"""``probe``: whether the process that writes PROBE_FILE is alive, or has its place in the job; for Kubernetes and such.
+
+Only the subcommand lives here; the judgement is ``store.probe_note``'s. The one idea: it looks at this machine only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+
+from samebits import config
+from samebits.errors import SettingsError
+from samebits.store import probe_note
+
+_QUESTIONS = {"alive": probe_note.is_alive, "ready": probe_note.is_ready}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand; 0 for yes, 1 for no.
+
+    Raises:
+        SettingsError: PROBE_FILE is not set.
+        StoreError: what lies there is no such note.
+    """
+    parser = argparse.ArgumentParser(
+        prog="samebits probe",
+        description="Say whether the process that writes PROBE_FILE is alive (it runs, was heard in the last "
+        f"{probe_note.SILENT_S:g} s, or has ended by itself), or ready (it has its seat; a scheduler: it serves). "
+        "Exits with 0 for yes, 1 for no, and asks nobody but that process.",
+    )
+    parser.add_argument("question", choices=sorted(_QUESTIONS))
+    options = parser.parse_args(arguments)
+    path = config.read(role_required=False)[0].probe_file
+    if path is None:
+        raise SettingsError(
+            [
+                "PROBE_FILE is not set: expected the file that the process writes. Fix: export PROBE_FILE=/run/probe, "
+                "there and here"
+            ]
+        )
+    note = probe_note.read(path)
+    lives = note is not None and note.identity.is_alive()
+    yes, why = _QUESTIONS[options.question](note, lives, time.monotonic())
+    print(f"samebits: {why}")
+    return 0 if yes else 1

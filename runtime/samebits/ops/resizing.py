@@ -1,0 +1,282 @@
+"""``add`` and ``remove``: workers of this machine that join a running job, or leave it.
+
+What either may do, and the change of which nodes this machine has, live here; starting is ``spawning``'s, leaving the
+worker's own. The one idea: the kept start names the nodes that belong here, so that recover.sh brings back whoever
+was added and lets go whoever was removed; it is changed first, whatever becomes of this process then.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import textwrap
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from samebits import config
+from samebits.commands import spelled
+from samebits.config import Settings
+from samebits.errors import UsageError
+from samebits.ops import kept_start
+from samebits.ops.host_launch import is_here
+from samebits.ops.job_view import JobView, Presence
+from samebits.ops.kept_start import KeptStart
+from samebits.ops.local_processes import name_of, read_pid_files, send_signal
+from samebits.ops.option_types import whole
+from samebits.ops.programs import program_of
+from samebits.ops.recover import look
+from samebits.ops.scheduler_link import decide_once
+from samebits.ops.spawning import StartLock, hear_signals, launch, reserved
+from samebits.ops.stop_signals import Signals
+
+
+def add(arguments: Sequence[str]) -> int:
+    """Run ``add``."""
+    parser = argparse.ArgumentParser(
+        prog="samebits add",
+        description="Start more workers of this machine for the job that was started in this folder: they join at the "
+        "next commit. scripts/add.sh calls it.",
+    )
+    parser.add_argument("count", type=whole(1), nargs="?", default=1, help="how many (default 1)")
+    options = parser.parse_args(arguments)
+    hear_signals()
+    log_dir, kept = kept_start.read_here()
+    require_no_driver(kept, "add")
+    with StartLock(log_dir), Signals():
+        _add(log_dir, options.count)
+    return 0
+
+
+def _add(log_dir: Path, count: int) -> None:
+    _, kept = kept_start.read_here()
+    present = config.whole_environment()
+    secrets = kept_start.secrets_for(kept, present)
+    kept_start.require_secrets(kept, secrets)
+    settings = kept.settings(secrets)
+    if not settings.enable_recovery:
+        raise UsageError("this job was started with ENABLE_RECOVERY=0: nobody can join it")
+    nodes = kept_start.nodes_of(log_dir, settings)
+    remains = look(settings)
+    if remains.view is None or remains.view.job_finished or not remains.scheduler_serves:
+        raise UsageError(f"no scheduler of this job runs: `{spelled('recover')}` brings back what is gone")
+    added = nodes_to_add(settings, nodes, remains.view, count)
+    with reserved(settings.log_dir, [name_of(node) for node in added]) as berths:
+        kept_start.keep(log_dir, replace(kept, nodes=nodes + added))
+        _say(f"starting worker {', '.join(added)}: whoever joins does so at a commit of the others")
+        launch(berths, program_of(kept, present, secrets), [])
+
+
+def remove(arguments: Sequence[str]) -> int:
+    """Run ``remove``."""
+    parser = argparse.ArgumentParser(
+        prog="samebits remove",
+        description="Have workers or spares of this machine leave the job for good: each finishes its present step, "
+        "and recover.sh does not bring it back.",
+    )
+    parser.add_argument("nodes", nargs="+", metavar="NODE", help="its NODE_ID")
+    leaving = tuple(dict.fromkeys(parser.parse_args(arguments).nodes))
+    log_dir, kept = kept_start.read_here()
+    require_no_driver(kept, "remove")
+    with StartLock(log_dir):
+        release(log_dir, leaving)
+    return 0
+
+
+def require_no_driver(kept: KeptStart, command: str) -> None:
+    """Whether somebody decides already who runs where.
+
+    Raises:
+        UsageError: the job's hosts are discovered.
+    """
+    if kept.hosts:
+        raise UsageError(
+            f"samebits {command}: this job's hosts are discovered, and whoever follows it decides who runs where. Fix: "
+            "`samebits scale N` for another size, `samebits drain NODE|HOST` before a machine goes"
+        )
+
+
+def release(log_dir: Path, leaving: Sequence[str]) -> None:
+    """Have these nodes of this machine leave for good; the lock is held.
+
+    Raises:
+        UsageError: the job cannot do without them, they are not of this machine, or no scheduler answers.
+    """
+    _, kept = kept_start.read_here()
+    settings = kept_start.settings_here()
+    nodes = kept_start.nodes_of(log_dir, settings)
+    check_removal(nodes, view_of(settings), leaving)
+    kept_start.keep(log_dir, replace(kept, nodes=tuple(node for node in nodes if node not in leaving)))
+    for node in leaving:
+        if not is_here(kept.hosts.get(node, "localhost")):  # what runs here only holds it; the driver asks the worker
+            _say(f"worker {node} on {kept.hosts[node]} leaves at its next commit")
+            continue
+        identity = read_pid_files(log_dir, [name_of(node)]).get(name_of(node))
+        is_told = identity is not None and send_signal(identity, signal.SIGTERM)
+        _say(f"worker {node} ({identity}) leaves after its present step" if is_told else f"worker {node} is gone")
+
+
+def scale(arguments: Sequence[str]) -> int:
+    """Run ``scale``."""
+    parser = argparse.ArgumentParser(
+        prog="samebits scale",
+        description=textwrap.fill(
+            "Bring the job to so many workers: start more on this machine, or have those of this machine that came "
+            "last leave at their next commit. Where hosts are discovered, whoever follows the job does so, on them."
+        ),
+        epilog="examples:\n"
+        "  samebits scale 6             six workers, from MIN_WORKER_NUM to MAX_WORKER_NUM\n"
+        "  samebits scale 6 --dry-run   only says who would be started, or leave\n\n"
+        "Exits with 0 as soon as it is under way; `samebits status` shows who is there, `samebits history` why.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("size", type=whole(1), metavar="N", help="how many workers there are to be")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
+    options = parser.parse_args(arguments)
+    hear_signals()
+    log_dir, _ = kept_start.read_here()
+    with StartLock(log_dir), Signals():
+        if not bring_to(log_dir, options.size, "by hand", dry_run=options.dry_run):
+            _say(f"{options.size} workers are there, on their way in, or wanted already")
+    return 0
+
+
+def bring_to(log_dir: Path, size: int, why: str, *, dry_run: bool = False) -> bool:
+    """Start or release as many workers as the job lacks or has beyond ``size``; the lock is held.
+
+    Args:
+        why: said in the job's history.
+        dry_run: only say what would be done.
+
+    Returns:
+        Whether there was anything to do: not where as many are there, on their way in, or wanted already.
+
+    Raises:
+        UsageError: the job's bounds forbid it, it has too few workers here, or no scheduler answers.
+    """
+    settings = kept_start.settings_here()
+    view = view_of(settings)
+    if not view.min_world_size <= size <= view.max_world_size:
+        raise UsageError(
+            f"{size} workers: this job has from {view.min_world_size} (MIN_WORKER_NUM) to {view.max_world_size} "
+            "(MAX_WORKER_NUM). Fix: give a number between them, or start the job anew with other bounds"
+        )
+    nodes = kept_start.nodes_of(log_dir, settings)
+    kept = kept_start.read(log_dir)
+    there = standing(nodes, view, running_here(log_dir, nodes, view))
+    before = len(there)
+    if kept is not None and kept.hosts:
+        if kept.size == size:
+            return False
+        _say(f"{'would want' if dry_run else 'wanted'}: {size} workers on the discovered hosts; {before} are there")
+        if not dry_run:
+            kept_start.keep(log_dir, replace(kept, size=size))
+    elif size > before:
+        added = nodes_to_add(settings, nodes, view, size - before)
+        if dry_run:
+            _say(f"would start worker {', '.join(added)}: {before} → {size} workers")
+        else:
+            _add(log_dir, size - before)
+    elif size < before:
+        leaving = last_to_come([node for node in there if node in nodes], before - size)
+        if dry_run:
+            check_removal(nodes, view, leaving)
+            _say(f"would have worker {', '.join(leaving)} leave: {before} → {size} workers")
+        else:
+            release(log_dir, leaving)
+    else:
+        return False
+    if not dry_run:
+        decide_once(settings, f"{before} → {size} workers: {why}")
+    return True
+
+
+def standing(nodes: Sequence[str], view: JobView, running: Collection[str]) -> list[str]:
+    """The workers that are to stay: those of the job, by slot, and those on their way in; not those on their way out.
+
+    Args:
+        nodes: that belong to this machine.
+        running: whose process runs on this machine.
+    """
+    alive = [one.node for one in view.workers if one.presence is Presence.ALIVE]
+    staying = [
+        node for node in alive if node in nodes or node not in running
+    ]  # who runs here and is no more of it: out
+    coming = [node for node in nodes if node in running and node not in alive and not view.is_spare(node)]
+    return staying + coming
+
+
+def running_here(log_dir: Path, nodes: Sequence[str], view: JobView) -> set[str]:
+    """Of these nodes and the job's, whose process runs on this machine."""
+    names = {name_of(node): node for node in (*nodes, *(one.node for one in view.workers))}
+    return {names[name] for name, found in read_pid_files(log_dir, names).items() if found.is_alive()}
+
+
+def last_to_come(nodes: Sequence[str], count: int) -> tuple[str, ...]:
+    """Of these workers of this machine the ``count`` whose slots are the highest: they came when the world grew.
+
+    Raises:
+        UsageError: there are not that many.
+    """
+    if count > len(nodes):
+        raise UsageError(
+            f"{count} workers would have to leave, and {len(nodes)} of them are of this machine. Fix: call this where "
+            "the others run, too"
+        )
+    return tuple(nodes[len(nodes) - count :])
+
+
+def view_of(settings: Settings) -> JobView:
+    """The job as its scheduler tells it now.
+
+    Raises:
+        UsageError: no scheduler of this job answers.
+    """
+    remains = look(settings)
+    if remains.view is None or not remains.scheduler_serves:
+        raise UsageError(f"no scheduler of this job answers: `{spelled('recover')}` brings it back")
+    return remains.view
+
+
+def nodes_to_add(settings: Settings, nodes: Sequence[str], view: JobView, count: int) -> tuple[str, ...]:
+    """The first ``count`` node ids that name a slot and nobody uses.
+
+    Raises:
+        UsageError: there are not that many.
+    """
+    if count < 1:
+        raise UsageError(f"{count} workers to add: expected 1 or more")
+    elsewhere = {one.node for one in view.nodes if one.presence is Presence.ALIVE}
+    numbers = map(str, range(settings.max_worker_num))
+    free = [node for node in numbers if node not in nodes and node not in elsewhere]
+    if len(free) < count:
+        raise UsageError(
+            f"MAX_WORKER_NUM={settings.max_worker_num}: {len(free)} node ids below it are free, {count} asked for; the "
+            "bound is the job's, so stop the job and start it anew with a greater one to let more workers join"
+        )
+    return tuple(free[:count])
+
+
+def check_removal(nodes: Sequence[str], view: JobView, leaving: Sequence[str]) -> None:
+    """Whether the job can do without these nodes.
+
+    Raises:
+        UsageError: it cannot, or they are not of this machine.
+    """
+    strangers = [node for node in leaving if node not in nodes]
+    if strangers:
+        raise UsageError(f"no worker {', '.join(strangers)} belongs to this job here: expected of {', '.join(nodes)}")
+    alive = {one.node for one in view.nodes if one.presence is Presence.ALIVE and one.node not in leaving}
+    workers = sum(worker.node in alive for worker in view.workers)
+    spares = sum(spare.node in alive for spare in view.spares)
+    gone = [worker.node for worker in view.workers if worker.node in leaving]
+    if gone and workers + spares < view.min_world_size:
+        raise UsageError(
+            f"MIN_WORKER_NUM={view.min_world_size}: without worker {', '.join(gone)} the job has {workers} workers and "
+            f"{spares} spares, and would wait. Add others first, or `samebits stop` ends the job"
+        )
+
+
+def _say(text: str) -> None:
+    print(f"samebits: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,297 @@
+"""The words of ``samebits run``: torchrun's options where they exist, and what they say of the environment.
+
+The defaults of a start and the nodes that fall to one host live here, the parser in ``run_parser``; nothing is looked
+at or started. The one idea: an option is a way of writing an environment variable. What the options say wins over
+today's environment, which wins over torchrun's PET_* variables, which win over the defaults, and every process is given
+the outcome.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+from samebits.ops.accelerators import device_files, usable
+from samebits.ops.run_parser import DEFAULT_WORKERS, SUPERVISED_RESTARTS, Streams, parser_for
+from samebits.ops.slurm import Share, share_of
+from samebits.ops.spawning import Way
+from samebits.printable import printable
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a user asks ``run`` for.
+
+    Attributes:
+        way, script, args: the command of a worker.
+        environment: what is exported to every process of the job, over today's environment.
+        nodes: this host's workers and spares, by node id; None: all of the job's.
+        has_scheduler: whether the scheduler is started on this host.
+        hosts: where hosts are discovered: which each of the nodes is started on.
+        tee: whose log lines are shown as they come.
+        signals: besides SIGINT and SIGTERM, what ends the job where this command gets it.
+    """
+
+    way: Way
+    script: str
+    args: tuple[str, ...]
+    environment: Mapping[str, str]
+    nodes: tuple[str, ...] | None = None
+    has_scheduler: bool = True
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    fresh: bool = False
+    detach: bool = False
+    dry_run: bool = False
+    as_json: bool = False
+    tee: Streams = field(default_factory=lambda: Streams({}))
+    signals: tuple[signal.Signals, ...] = ()
+
+
+def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | None = None) -> Request:
+    """What these words ask for in this environment; leaves with a message and status 64 where they make no sense.
+
+    Args:
+        devices: how many accelerators this machine has; looked for where None.
+    """
+    parser = parser_for(environ)
+    slurm_share = share_of(environ)
+    # Everything after the script is its own, whatever it looks like, and `--` may stand before the script.
+    options = parser.parse_args(list(words))
+    given = _Given(environ)
+    if slurm_share is not None and not (options.host_discovery_script or given.value("HOST_DISCOVERY_SCRIPT")):
+        _take_share(options, slurm_share, given)
+    nodes_least, nodes_most = options.nnodes or (1, 1)
+    if options.no_python and options.module:
+        parser.error("--no-python and -m: a module needs Python")
+    if options.die_with_me and options.detach:
+        parser.error("--die-with-me and --detach: whoever leaves a job to itself cannot end it by its own death")
+    node_rank = options.node_rank or 0
+    if not 0 <= node_rank < nodes_most:
+        parser.error(f"--node-rank {node_rank}: expected 0 to {nodes_most - 1}, for --nnodes {nodes_most}")
+    endpoint_host, endpoint_port = _endpoint(parser, options.rdzv_endpoint)
+    if endpoint_host and nodes_most > 1 and options.node_rank is None:
+        parser.error(
+            "--rdzv-endpoint with several hosts: host ranks are not given out here, so that they stay after a crash. "
+            "Fix: --node-rank 0 on the host of the endpoint, 1 and so on elsewhere"
+        )
+    for name, value in (
+        ("SCHED_HOST", options.sched_host or endpoint_host),
+        ("SCHED_PORT", options.sched_port or endpoint_port),
+        ("JOB_NAME", options.rdzv_id),
+    ):
+        if value:
+            given.say(name, value)
+    for name, value in (
+        ("SPARE_NUM", options.spares),
+        ("MAX_RESTARTS", options.max_restarts),
+        ("MONITOR_INTERVAL", options.monitor_interval),
+        ("SHUTDOWN_TIMEOUT", options.shutdown_timeout),
+        ("LOG_DIR", options.log_dir),
+        ("HOST_DISCOVERY_SCRIPT", options.host_discovery_script),
+        ("HOST_LAUNCH", options.launch),
+        ("HOST_REST", options.host_rest),
+    ):
+        if value is not None:
+            given.say(name, str(value))
+    _take_horovods(parser, options, given)
+    if given.value("HOST_DISCOVERY_SCRIPT"):
+        _take_bounds(parser, options, given, devices)
+        per_node = None
+    else:
+        if given.value("HOST_LAUNCH") or options.host_rest:
+            what = "--launch" if options.launch else "--host-rest" if options.host_rest else "HOST_LAUNCH"
+            parser.error(
+                f"{what}: it is for hosts that a script names, and there is none. Fix: --host-discovery-script "
+                f"./hosts.sh, or leave {what} out"
+            )
+        per_node = _workers_per_node(parser, options.workers, given, nodes_most, devices)
+    if per_node is not None:
+        given.say("WORKER_NUM", str(nodes_most * per_node))
+        if nodes_least < nodes_most:
+            given.say("MIN_WORKER_NUM", str(nodes_least * per_node))
+    if options.plain:
+        given.say("PLAIN", "1")
+    if options.die_with_me:
+        given.say("DIE_WITH_ME", "1")
+    given.default("ENABLE_RECOVERY", "1")
+    given.default("MAX_RESTARTS", str(SUPERVISED_RESTARTS))
+    given.default("JOB_NAME", printable(PurePath(options.script).name))
+    if given.value("WORKER_NUM") != "1":
+        given.default("OMP_NUM_THREADS", "1", is_ours=False)
+    share = None
+    if nodes_most > 1 and not given.value("HOST_DISCOVERY_SCRIPT"):
+        assert per_node is not None
+        share = nodes_of_host(node_rank, nodes_most, per_node, _number(given.value("SPARE_NUM")))
+    return Request(
+        way=Way.PROGRAM if options.no_python else Way.MODULE if options.module else Way.SCRIPT,
+        script=options.script,
+        args=tuple(options.args),
+        environment=given.said,
+        nodes=share,
+        has_scheduler=node_rank == 0,
+        fresh=options.fresh,
+        detach=options.detach,
+        dry_run=options.dry_run,
+        as_json=options.json,
+        tee=_shown(options.tee, options.local_ranks_filter),
+        signals=options.signals_to_handle,
+    )
+
+
+HOROVOD_WAIT_S = "600"
+"""HOROVOD_ELASTIC_TIMEOUT, where it is not set."""
+
+
+def _take_horovods(parser: argparse.ArgumentParser, options: argparse.Namespace, given: _Given) -> None:
+    """Translate horovodrun's words, `python` before the script among them, into ours."""
+    if options.processes is None:
+        if options.min_np is not None or options.max_np is not None:
+            parser.error("--min-np and --max-np need -np, the number of workers, as with horovodrun")
+        return
+    if options.workers is not None or options.nnodes is not None:
+        parser.error("-np counts the workers of all hosts. Fix: leave -n and --nnodes out, or use them without -np")
+    least = options.processes if options.min_np is None else options.min_np
+    most = options.processes if options.max_np is None else options.max_np
+    if not 1 <= least <= options.processes <= most:
+        parser.error(
+            f"-np {options.processes} --min-np {least} --max-np {most}: expected 1 <= --min-np <= -np <= --max-np"
+        )
+    given.say("MIN_WORKER_NUM", str(least))
+    given.say("MAX_WORKER_NUM", str(most))
+    given.default("TOPO_TIMEOUT", given.foreign("HOROVOD_ELASTIC_TIMEOUT") or HOROVOD_WAIT_S)
+    if not given.value("HOST_DISCOVERY_SCRIPT"):
+        options.workers = str(options.processes)
+    if re.fullmatch(r"python3?(\.[0-9]+)?", PurePath(options.script).name) and options.args:
+        options.script, *options.args = options.args
+        if options.script == "-m" and options.args:
+            options.module = True
+            options.script, *options.args = options.args
+        if options.script.startswith("-"):
+            parser.error(f"python {options.script}: options of Python are not read here. Fix: name the script alone")
+
+
+def _take_share(options: argparse.Namespace, share: Share, given: _Given) -> None:
+    """What Slurm says of this host, for what the words and the environment do not say."""
+    if options.nnodes is None:
+        options.nnodes = (share.hosts, share.hosts)
+    if options.node_rank is None:
+        options.node_rank = share.node_rank
+    if not (options.sched_host or options.rdzv_endpoint or given.value("SCHED_HOST")):
+        options.sched_host = share.first_host
+    if not (options.sched_port or options.rdzv_endpoint or given.value("SCHED_PORT")):
+        options.sched_port = str(share.port)
+    if options.log_dir is None and not given.value("LOG_DIR"):
+        options.log_dir = f"device/host{share.node_rank}"  # the hosts share this folder, and each has its own pids
+    if share.node_rank and not given.value("RECOVERY_PATH"):
+        given.say(
+            "RECOVERY_PATH", f"device/host{share.node_rank}/recovery"
+        )  # not the scheduler's, which begins at the same time
+
+
+def nodes_of_host(node_rank: int, hosts: int, per_host: int, spares: int) -> tuple[str, ...]:
+    """The node ids that one of ``hosts`` equal hosts starts: its block of workers, and every so many-th spare."""
+    first_spare = hosts * per_host
+    workers = range(node_rank * per_host, (node_rank + 1) * per_host)
+    return tuple(map(str, (*workers, *range(first_spare + node_rank, first_spare + spares, hosts))))
+
+
+def _endpoint(parser: argparse.ArgumentParser, text: str | None) -> tuple[str, str]:
+    """Host and port of torchrun's ``HOST[:PORT]``, IPv6 in brackets; empty where there is none (port 0: any)."""
+    if not text:
+        return "", ""
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?", text)
+    if found is None:
+        parser.error(f"--rdzv-endpoint {text}: expected HOST or HOST:PORT, as in 192.0.2.2:8118")
+    return found[1].strip("[]"), "" if int(found[2] or 0) == 0 else found[2]
+
+
+class _Given:
+    """Today's environment, what is said over it, and what is still to be told to the processes."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self.said: dict[str, str] = {}
+
+    def say(self, name: str, value: str) -> None:
+        self.said[name] = value
+
+    def value(self, name: str) -> str:
+        """Of one of our variables, also under MindSpore's prefix; empty where nobody says it."""
+        return self.said.get(name) or self._environ.get(name) or self._environ.get(f"MS_{name}") or ""
+
+    def foreign(self, name: str) -> str:
+        """Another tool's variable; empty if it is not set."""
+        return self._environ.get(name, "")
+
+    def default(self, name: str, value: str, *, is_ours: bool = True) -> None:
+        found = self.value(name) if is_ours else self._environ.get(name)
+        if not found:
+            self.said[name] = value
+
+    def merged(self) -> dict[str, str]:
+        return {**self._environ, **self.said}
+
+
+def _take_bounds(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, given: _Given, devices: int | None
+) -> None:
+    """How few and how many workers, where hosts are discovered; how many there are at first the script says."""
+    if options.node_rank:
+        parser.error("--node-rank: with --host-discovery-script this command starts the workers of all hosts")
+    if _number(given.value("SPARE_NUM")):
+        parser.error("--spares: with --host-discovery-script a lost worker's place is taken on another host")
+    if options.workers is not None or not given.value("HOST_SLOTS"):
+        slots = 1
+        if options.workers is not None:
+            slots = _workers_per_node(parser, options.workers, given, 1, devices) or 1
+        given.say("HOST_SLOTS", str(slots))
+    slots = _number(given.value("HOST_SLOTS"))
+    if options.nnodes is not None:
+        least, most = options.nnodes
+        given.say("MIN_WORKER_NUM", str(least * slots))
+        given.say("MAX_WORKER_NUM", str(most * slots))
+    elif not given.value("MAX_WORKER_NUM"):
+        parser.error("--host-discovery-script: how many hosts at most? As in --nnodes 1:8")
+    given.default("MIN_WORKER_NUM", "1")
+
+
+def _workers_per_node(
+    parser: argparse.ArgumentParser, asked: str | None, given: _Given, hosts: int, devices: int | None
+) -> int | None:
+    """How many workers a host starts; None where the environment says how many the job has."""
+    if asked is None and given.value("WORKER_NUM"):
+        total = _number(given.value("WORKER_NUM"))
+        if hosts > 1 and total % hosts:
+            parser.error(f"--nnodes {hosts}: WORKER_NUM={total} workers are not the same number on each host")
+        return total // hosts if hosts > 1 else None
+    if asked is not None and asked.isdigit() and int(asked):
+        return int(asked)
+    found = usable(given.merged(), device_files() if devices is None else devices)
+    match asked:
+        case "gpu" if not found:
+            return parser.error("--nproc-per-node gpu: this machine shows no accelerator. Fix: -n auto, or a number")
+        case "cpu":
+            return os.cpu_count() or 1
+        case "auto" | "gpu":
+            return found or os.cpu_count() or 1
+        case None:
+            found -= _number(given.value("SPARE_NUM"))  # a spare needs a device of its own
+            return found if found > 0 else DEFAULT_WORKERS
+    return parser.error(f"--nproc-per-node {asked}: expected a number, auto, gpu or cpu")
+
+
+def _number(text: str) -> int:
+    """What a text that is checked elsewhere counts; 0 where it counts nothing."""
+    return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else 0
+
+
+def _shown(tee: Streams, ranks: frozenset[int] | None) -> Streams:
+    """What of ``tee`` is left by a filter, which alone means: show these."""
+    if ranks is None:
+        return tee
+    return Streams({None: 0, **{rank: tee.of.get(rank, tee.of.get(None, 0)) or 3 for rank in ranks}})

@@ -1,0 +1,97 @@
+"""``stop``: ends the job gracefully, as Ctrl-C in a follower does, and waits until nothing of it runs.
+
+Only the subcommand lives here; the ending itself is the follower's where processes of the job run on this machine, and
+the scheduler's alone where an engine has started them elsewhere. The one idea: there is one way to end a job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+
+from samebits.commands import spelled
+from samebits.config import Settings
+from samebits.errors import SameBitsError, UsageError
+from samebits.ops import kept_start
+from samebits.ops.clean import memory_line
+from samebits.ops.draining import wait_until_left
+from samebits.ops.follow import Follower
+from samebits.ops.job_view import EndKind, Presence, stored_view
+from samebits.ops.local_processes import process_names, read_pid_files
+from samebits.ops.option_types import interval
+from samebits.ops.resizing import view_of
+from samebits.ops.scheduler_link import is_listening, stop_once
+from samebits.ops.stop_signals import Signals
+from samebits.scheduler_hosts import shown
+
+BY = "samebits stop"
+DRAIN_S = 60.0
+END_S = 30.0
+"""How long a scheduler is waited for that was told to end: it gives its workers 10 s."""
+_LOOK_S = 0.2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="samebits stop",
+        description=f"End the job that was started in this folder; {spelled('recover')} goes on from there.",
+    )
+    parser.add_argument(
+        "--drain",
+        type=interval,
+        nargs="?",
+        const=DRAIN_S,
+        metavar="S",
+        help="let every worker finish its step and leave at its next commit first, so that none is done again; for "
+        f"those that have not left after S seconds (default {DRAIN_S:g}) the job ends as without this",
+    )
+    options = parser.parse_args(arguments)
+    settings = kept_start.settings_here()
+    nodes = kept_start.nodes_of(settings.log_dir, settings)
+    identities = read_pid_files(settings.log_dir, process_names(nodes)).values()
+    runs_here, listens = any(identity.is_alive() for identity in identities), is_listening(settings)
+    if not runs_here and not listens:
+        raise UsageError(
+            f"nothing of a job runs here: no process named in {settings.log_dir}, no scheduler at "
+            f"{shown(settings.sched_host, settings.sched_port)}. Fix: change to the folder the job was started in"
+        )
+    if listens and options.drain is not None:
+        _drain(settings, options.drain)
+    if not runs_here:
+        return _stop_elsewhere(settings)
+    with Signals() as signals:
+        verdict = Follower(settings, signals).run(stop_by=BY).verdict
+    view = stored_view(settings.recovery_path)
+    memory = memory_line(view.job) if view is not None else ""
+    if memory:
+        print(f"samebits: {memory}; `samebits clean` frees it")
+    return 0 if verdict.kind in (None, EndKind.STOPPED) else verdict.exit_code
+
+
+def _drain(settings: Settings, timeout_s: float) -> None:
+    """Have every worker leave at its next commit; whoever has not is left to the end of the job."""
+    try:
+        nodes = [one.node for one in view_of(settings).nodes if one.presence is Presence.ALIVE]
+        if nodes:
+            text = f"{len(nodes)} workers are to leave at their next commit: the job is drained ({BY} --drain)"
+            wait_until_left(settings, text, nodes, timeout_s)
+    except SameBitsError as error:
+        print(f"samebits: {error}; the job is ended without that", flush=True)
+
+
+def _stop_elsewhere(settings: Settings) -> int:
+    """End a job of which no process runs on this machine, or none that is known here: its scheduler does all of it."""
+    view_of(settings)  # not another job's, which has its port
+    deadline = time.monotonic() + END_S
+    while is_listening(settings):
+        stop_once(settings, BY)
+        if time.monotonic() >= deadline:
+            raise UsageError(
+                f"the scheduler on {settings.sched_host}, SCHED_PORT={settings.sched_port} has not ended after "
+                f"{END_S:g} s. Fix: look at its log, or end its process there"
+            )
+        time.sleep(_LOOK_S)
+    print(f"samebits: the job was stopped; {spelled('recover')}, or its engine, goes on from there", flush=True)
+    return 0

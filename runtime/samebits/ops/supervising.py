@@ -1,0 +1,287 @@
+"""The supervisor: starts again what died of a job on this machine, without a person.
+
+Holding the folder, and the starts themselves, live here; whether and when is ``core.restarts``'. The one idea: one
+supervisor holds a folder's job at a time, by a lock that dies with it, and all it knows it can read there (the kept
+start, pid files, the token): so whoever comes after it goes on in its place, and a worker that is started for another
+one is a node of its own, which waits for nobody.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from samebits import config
+from samebits.config import Settings
+from samebits.core.lines import may_be_replaced, root_of, successor_of
+from samebits.core.restarts import Again, Backoff, Loss, Never, Restarts
+from samebits.errors import SameBitsError
+from samebits.ops import kept_start
+from samebits.ops.kept_start import KeptStart
+from samebits.ops.local_processes import SCHEDULER, name_of, node_of, read_pid_files
+from samebits.ops.programs import program_of
+from samebits.ops.spawning import BusyError, Listener, Program, Spawn, StartLock, launch, listen_for, reserved
+from samebits.ops.zygote import Zygote
+from samebits.store import launcher_token, private
+from samebits.store.owner import read_owner
+from samebits.store.process_identity import ProcessIdentity
+
+LOCK_FILE = "supervisor.lock"
+BUSY_RETRY_S = 0.1  # somebody else starts processes here
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A process that is gone, and how that is said."""
+
+    name: str
+    identity: ProcessIdentity
+    said: str
+    status: int | None
+    loss: Loss
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Under which name a process was started in place of another one; ``name`` itself where it is no replacement."""
+
+    name: str
+    new_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The place of this process gets none any more, so the job is to end."""
+
+    dead: Dead
+    why: str
+
+
+def supervisor_for(settings: Settings) -> Supervisor | None:
+    """Whoever starts again what dies, where the job wants that (MAX_RESTARTS) and can go on (ENABLE_RECOVERY)."""
+    wanted = settings.max_restarts > 0 and settings.enable_recovery
+    return Supervisor(settings, Zygote(settings.log_dir)) if wanted else None
+
+
+class Supervisor:
+    """One follower's hand. All methods take ``now`` in monotonic seconds.
+
+    Args:
+        settings: of the job, with absolute folders.
+        zygote: makes workers' processes sooner than a plain start does.
+        spawn_worker: makes them, where there is no zygote.
+    """
+
+    def __init__(self, settings: Settings, zygote: Zygote | None = None, spawn_worker: Spawn | None = None) -> None:
+        self._settings = settings
+        self._zygote = zygote
+        self._spawn_worker = spawn_worker if zygote is None else zygote.spawn
+        self._restarts = Restarts(settings.max_restarts)
+        self._due: dict[str, tuple[float, Dead]] = {}
+        self._given_up: GivenUp | None = None
+        self._lock = -1
+        self._start_backoff = Backoff()
+
+    # ---- whose the folder is
+
+    @property
+    def spawn_worker(self) -> Spawn | None:
+        """Makes workers' processes; None: ``spawning.spawn`` does."""
+        return self._spawn_worker
+
+    @property
+    def holds(self) -> bool:
+        """Whether this is the folder's supervisor."""
+        return self._lock >= 0
+
+    def try_to_hold(self) -> bool:
+        """Become the folder's supervisor, if it has none; false where another one lives."""
+        if self.holds:
+            return True
+        lock = private.open_to_append(self._settings.log_dir / LOCK_FILE)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        self._lock = lock
+        return True
+
+    def let_go(self) -> None:
+        """Supervise no more; also where it never did."""
+        if self.holds:
+            os.close(self._lock)
+            self._lock = -1
+        self._due.clear()
+        if self._zygote is not None:
+            self._zygote.end()
+
+    def get_ready(self) -> None:
+        """Be quick from now on: there are workers, which may die."""
+        kept = kept_start.read(self._settings.log_dir) if self._zygote is not None and self.holds else None
+        if kept is not None and self._zygote is not None:
+            self._zygote.start(_program(kept))
+
+    # ---- deaths
+
+    def died(self, dead: Dead, now: float) -> None:
+        """A process of this machine is gone that the job still needs."""
+        if not self.holds or self._given_up is not None:
+            return
+        match self._restarts.died(_place_of(dead.name), dead.loss, now):
+            case Again(at):
+                self._due[dead.name] = (at, dead)
+            case Never(why, ends_job=True):
+                self._given_up = GivenUp(dead, why)
+            case Never():
+                pass
+
+    def is_at_it(self) -> bool:
+        """Whether somebody is to be started who is not yet."""
+        return bool(self._due)
+
+    def given_up(self) -> GivenUp | None:
+        """Why the job has to end; None as long as it has not."""
+        return self._given_up
+
+    def wake_at(self, *, but: Sequence[str] = ()) -> float | None:
+        """When ``start_due`` is to be called, even if nothing happens."""
+        return min((at for name, (at, _) in self._due.items() if name not in but), default=None)
+
+    def start_due(self, now: float, *, job: str, but: Sequence[str] = ()) -> list[Started]:
+        """Start whose time has come, of this job, except those named in ``but``, who stay due.
+
+        A start that fails stays due. It is tried again, ever more slowly and quietly, until it succeeds.
+
+        Raises:
+            ListenError: another process has the scheduler's port; raised as a StoreError is.
+            StoreError: there is no room, say; raised at the first of several failures in a row.
+        """
+        due = [dead for at, dead in self._due.values() if at <= now and dead.name not in but]
+        if not due:
+            return []
+        try:
+            with StartLock(self._settings.log_dir, wait=False):
+                started = self._start(due, job)
+        except BusyError:
+            for dead in due:
+                self._due[dead.name] = (now + BUSY_RETRY_S, dead)
+            return []
+        except SameBitsError:
+            is_first, at = not self._start_backoff.has_failed, self._start_backoff.failed(now)
+            for dead in due:
+                self._due[dead.name] = (at, dead)
+            if is_first:
+                raise
+            return []
+        self._start_backoff.succeeded()
+        for dead in due:
+            del self._due[dead.name]
+        return started
+
+    def _start(self, dead: list[Dead], job: str) -> list[Started]:
+        settings = self._settings
+        log_dir = settings.log_dir
+        kept = kept_start.read(log_dir)
+        if kept is None:
+            return []  # the folder was moved away, and whatever runs with it
+        nodes = kept_start.nodes_of(log_dir, settings)
+        there = read_pid_files(log_dir, [one.name for one in dead])
+        wanted = [
+            one
+            for one in dead
+            if there.get(one.name) in (None, one.identity) and (one.name == SCHEDULER or node_of(one.name) in nodes)
+        ]
+        listener = listen_for(settings) if any(one.name == SCHEDULER for one in wanted) else Listener()
+        try:
+            return start_in_place(
+                [one.name for one in wanted],
+                kept=kept,
+                settings=settings,
+                job=job,
+                program=replace(_program(kept), listening=listener.descriptors),
+                spawn_worker=self._spawn_worker,
+            )
+        finally:
+            listener.close()
+
+
+def _program(kept: KeptStart) -> Program:
+    present = config.whole_environment()
+    return program_of(kept, present, kept_start.secrets_for(kept, present))
+
+
+def can_replace(settings: Settings, job: str) -> bool:
+    """Whether a replacement for this job that is started here can prove where it comes from.
+
+    Until somebody has had a seat the folder is nobody's: then the node itself has no seat to wait for either.
+    """
+    owner = read_owner(settings.log_dir)
+    return owner is not None and owner.job == job and bool(launcher_token.read(settings.log_dir))
+
+
+def start_in_place(
+    names: Sequence[str],
+    *,
+    kept: KeptStart,
+    settings: Settings,
+    job: str,
+    program: Program,
+    spawn_worker: Spawn | None = None,
+) -> list[Started]:
+    """Start a process in place of each of these, which are gone: where it can be, as another node. Under a StartLock.
+
+    Args:
+        job: the id of the job that they are of; empty where it is not known.
+
+    Raises:
+        StoreError: there is no room for a pid file, say; whatever was started until then runs.
+    """
+    log_dir, replaces = settings.log_dir, can_replace(settings, job)
+    started = [Started(name, _new_name(name) if replaces else name) for name in names]
+    nodes = kept_start.nodes_of(log_dir, settings)
+    with reserved(log_dir, [one.new_name for one in started]) as berths:
+        _rename(kept, log_dir, nodes, started)  # first: whatever becomes of this process, the next looks for them
+        running: list[ProcessIdentity] = []
+        renamed = _new_nodes(started)
+        elsewhere = {renamed.get(node, node): host for node, host in program.elsewhere.items()}
+        try:
+            launch(berths, replace(program, elsewhere=elsewhere), running, spawn_worker)
+        except Exception:
+            if _new_nodes(started):
+                kept_start.keep(log_dir, kept)
+            _rename(kept, log_dir, nodes, started[: len(running)])
+            raise
+    for one in started:
+        if one.name != one.new_name:
+            (log_dir / f"{one.name}.pid").unlink(missing_ok=True)
+    return started
+
+
+def _rename(kept: KeptStart, log_dir: Path, nodes: Sequence[str], started: Sequence[Started]) -> None:
+    """The nodes of this machine are the replacements' from now on."""
+    renamed = _new_nodes(started)
+    if renamed:
+        hosts = {renamed.get(node, node): host for node, host in kept.hosts.items()}
+        names = tuple(renamed.get(node, node) for node in nodes)
+        kept_start.keep(log_dir, replace(kept, nodes=names, hosts=hosts))
+
+
+def _new_nodes(started: Sequence[Started]) -> dict[str, str]:
+    """What the nodes are called from now on, of those that are called otherwise."""
+    pairs = ((node_of(one.name), node_of(one.new_name)) for one in started if one.name != one.new_name)
+    return {old: new for old, new in pairs if old is not None and new is not None}
+
+
+def _place_of(name: str) -> str:
+    """What is counted: every process that was ever started for the same part in the job."""
+    node = node_of(name)
+    return SCHEDULER if node is None else root_of(node)
+
+
+def _new_name(name: str) -> str:
+    node = node_of(name)
+    return name if node is None or not may_be_replaced(node) else name_of(successor_of(node))

@@ -1,0 +1,110 @@
+"""A scheduler inside the only process of its job: what ``python train.py`` without any environment runs with.
+
+Making way for a new job, the thread that serves, and its end live here. The one idea: a world of one keeps the whole
+contract (journal, commits, checkpoints, a restart from the newest point) because nothing of it is another: the same
+service, in a thread. It listens on a free port of loopback, for whoever knows a secret that is made up on the spot,
+which is this process alone.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+from samebits.config import Role, Settings
+from samebits.core.ready import Ended
+from samebits.errors import ListenError, SameBitsError, StoreError
+from samebits.net.address import free_port
+from samebits.service import log, status
+from samebits.service.scheduler import SchedulerService
+from samebits.store.aside import move_aside
+
+LOOPBACK = "127.0.0.1"
+END_S = 5.0  # what the journal's last record may take
+_TRIES = 3  # somebody may take the port that was free a moment ago
+
+
+class SchedulerThread:
+    """The scheduler of this process's world of one.
+
+    Args:
+        settings: of its worker.
+
+    Attributes:
+        settings: the same, with the port and the secret.
+
+    Raises:
+        SameBitsError: what a scheduler raises that cannot serve: RECOVERY_PATH is in use, or another job's.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        _make_way(settings)
+        for last in (*[False] * (_TRIES - 1), True):
+            self.settings = replace(
+                settings,
+                sched_host=LOOPBACK,
+                sched_bind=None,
+                sched_port=free_port([LOOPBACK]),
+                cluster_secret=secrets.token_hex(32),
+                cluster_secret_file=None,
+            )
+            try:
+                self._begin()
+            except ListenError:
+                if last:
+                    raise
+            else:
+                break
+        os.register_at_fork(after_in_child=self._service.let_go_in_child)
+
+    def _begin(self) -> None:
+        self._error: BaseException | None = None
+        self._ended: Ended | None = None
+        self._known = threading.Event()  # whether it serves, or why not
+        self._service = SchedulerService(
+            replace(self.settings, role=Role.SCHEDULER), on_ready=self._known.set, is_guest=True
+        )
+        self._thread = threading.Thread(target=self._serve, name="samebits-scheduler", daemon=True)
+        self._thread.start()
+        self._known.wait()
+        if self._error is not None:
+            raise self._error
+
+    def _serve(self) -> None:
+        log.hush()
+        try:
+            self._ended = self._service.serve()
+        except SameBitsError as error:
+            self._error = error
+        finally:
+            self._known.set()
+
+    def close(self, *, is_over: bool) -> None:
+        """The process ends. ``is_over``: its worker has left, so that the job may be finished; else it can go on."""
+        if is_over:
+            self._thread.join(END_S)
+        self._service.abandon()
+        self._thread.join(END_S)
+
+
+def _make_way(settings: Settings) -> None:
+    """Move a finished job's folders aside, as a start of any job does.
+
+    Raises:
+        StoreError: its checkpoints lie where nothing can be moved.
+    """
+    content = status.stored_snapshot(settings.recovery_path) if settings.enable_recovery else None
+    if content is None or not content["job_finished"]:
+        return
+    if not isinstance(settings.checkpoint_path, Path):
+        raise StoreError(
+            f"CHECKPOINT_PATH={settings.checkpoint_path} belongs to job {content['job']}, which is finished, and what "
+            "lies in an object store is not moved aside. Fix: export another CHECKPOINT_PATH for the next job"
+        )
+    for path in (settings.recovery_path, settings.checkpoint_path):
+        aside = move_aside(path, content["job"])
+        if aside is not None:
+            log.say(f"job {content['job']} is finished; its folder {path} is moved aside, to {aside.name}")

@@ -1,0 +1,216 @@
+"""The sending half of buddy copies: the newest hashed slot of a rank goes to its keeper, one at a time.
+
+Here lives which slot is sent next, and when a keeper is given up for this time; never sockets' details (``net.copies``)
+or what a slot is (``store``). The one idea: nobody waits for this. What cannot be sent now is passed over for the next
+point, which is the better copy anyway, and the reason is reported once with it. A keeper that is silent is asked again
+later: it may have been busy, and the next point may be an hour away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from samebits.errors import StoreError
+from samebits.net.copies import PIECE_BYTES, WINDOW_BYTES, Declined, Keeper, Offer, Piece, SenderSocket, Taken, Whole
+from samebits.net.curve import KeyPair
+from samebits.store.checkpoint import Location
+from samebits.store.checkpoint.memory.copied_buffer import OutgoingCopy, outgoing_copy
+from samebits.store.checkpoint.memory.memory_room import NAMES
+
+SILENT_S = 10.0
+"""How long a keeper may leave a piece unanswered."""
+AGAIN_S = 0.5
+LATER_S = 30.0
+"""How long a silent keeper is left alone."""
+
+Report = Callable[[int, str], object]
+"""Takes the sequence of a point, and why there is no copy of it; empty where there is one."""
+
+
+class CopySender:
+    """What one rank's writer has to send.
+
+    Args:
+        context: of the process.
+        room: the folder of the rank's slots.
+        room_descriptor: that folder, open.
+        root: the job's checkpoint folder, where each point goes as well.
+        report: told what became of each point that was taken up.
+    """
+
+    def __init__(
+        self, context: zmq.Context[Any], room: Path, room_descriptor: int, root: Location, report: Report
+    ) -> None:
+        self._context = context
+        self._root = root
+        self._room, self._room_descriptor = room, room_descriptor
+        self._report = report
+        self._keeper: Keeper | None = None
+        self._who = ""
+        self._keys: KeyPair | None = None
+        self._socket: SenderSocket | None = None
+        self._newest: tuple[int, str] | None = None  # sequence, slot
+        self._settled = 0  # up to this sequence there is nothing to do any more
+        self._outgoing: OutgoingCopy | None = None
+        self._transfer = 0
+        self._sent_bytes = self._answered_bytes = 0
+        self._give_up_at: float | None = None
+        self._again_at: float | None = None
+
+    @property
+    def socket(self) -> zmq.Socket[Any] | None:
+        """To be watched; another one after each call of any method."""
+        return None if self._socket is None else self._socket.socket
+
+    @property
+    def wake_at(self) -> float | None:
+        """When :meth:`look` is to be called at the latest."""
+        deadlines = [at for at in (self._give_up_at, self._again_at) if at is not None]
+        return min(deadlines, default=None)
+
+    def go_to(self, keeper: Keeper | None, who: str, keys: KeyPair | None, now: float) -> None:
+        """From now on this is the keeper, who has nothing yet; None where there is none."""
+        if keeper == self._keeper:
+            return
+        self._drop()
+        self._hang_up()
+        self._keeper, self._who, self._keys, self._settled = keeper, who, keys, 0
+        if self._newest is None:
+            self._newest = self._newest_there_is()
+        self._begin(now)
+
+    def _newest_there_is(self) -> tuple[int, str] | None:
+        """What a predecessor of this process has left."""
+        found = []
+        for name in NAMES:
+            with contextlib.suppress(StoreError):  # whoever looks for points says why
+                outgoing = outgoing_copy(self._room_descriptor, self._room / name)
+                if outgoing is not None:
+                    found.append((outgoing.sequence, name))
+                    outgoing.close()
+        return max(found, default=None)
+
+    def hashed(self, name: str, sequence: int, now: float) -> None:
+        """This slot is the newest."""
+        self._newest = (sequence, name)
+        if self._outgoing is None:
+            self._begin(now)
+
+    def look(self, now: float) -> None:
+        """Read what was answered, and act on what was not."""
+        if self._socket is not None:
+            for message in list(self._socket.drain()):  # what is done about it may close the socket
+                if message.transfer == self._transfer and self._outgoing is not None:
+                    self._take(message, now)
+        if self._give_up_at is not None and self._give_up_at <= now:
+            self._leave_alone(now)
+        if self._again_at is not None and self._again_at <= now:
+            self._again_at = None
+            self._begin(now)
+
+    def _take(self, message: Taken | Whole | Declined, now: float) -> None:
+        match message:
+            case Taken(_, received_bytes):
+                self._answered_bytes = max(self._answered_bytes, min(received_bytes, self._sent_bytes))
+                self._give_up_at = now + SILENT_S
+                self._send_on(now)
+            case Whole():
+                self._settle("", now)
+            case Declined(_, text, again):
+                if again:
+                    self._drop()
+                    self._again_at = now + AGAIN_S
+                else:
+                    self._settle(f"{self._who}: {text}", now)
+
+    def _begin(self, now: float) -> None:
+        """Offer the newest point, if the keeper does not have it."""
+        if self._keeper is None or self._newest is None or self._newest[0] <= self._settled:
+            return
+        sequence, name = self._newest
+        try:
+            outgoing = outgoing_copy(self._room_descriptor, self._room / name, self._root)
+        except StoreError as error:
+            self._settled = sequence
+            self._report(sequence, str(error))
+            return
+        if outgoing is None or outgoing.sequence != sequence:  # being filled anew: what is hashed next is newer
+            if outgoing is not None:
+                outgoing.close()
+            return
+        if self._socket is None:
+            self._socket = SenderSocket(self._context, self._keeper.endpoint, self._keys)
+        self._outgoing, self._again_at = outgoing, None
+        self._transfer += 1
+        self._sent_bytes = self._answered_bytes = 0
+        self._give_up_at = now + SILENT_S
+        what = outgoing.offer
+        self._socket.send(
+            Offer(
+                self._keeper.ticket,
+                self._transfer,
+                what.job,
+                what.slot,
+                what.point,
+                what.digest,
+                what.manifest_bytes,
+                what.data_bytes,
+            )
+        )
+
+    def _send_on(self, now: float) -> None:
+        assert self._outgoing is not None and self._socket is not None
+        while self._sent_bytes - self._answered_bytes < WINDOW_BYTES:
+            size_bytes = min(PIECE_BYTES, self._outgoing.offer.stream_bytes - self._sent_bytes)
+            if size_bytes <= 0:
+                return
+            piece = self._outgoing.piece(self._sent_bytes, size_bytes)
+            if piece is None:
+                self._settle(
+                    "it was overtaken: points are saved faster than they are copied, and go from the disk before that",
+                    now,
+                )
+                return
+            if not self._socket.send_piece(Piece(self._transfer, self._sent_bytes), piece):
+                self._settle(f"the connection to {self._who} takes nothing more", now, hangs_up=True)
+                return
+            self._sent_bytes += len(piece)
+
+    def _settle(self, problem: str, now: float, *, hangs_up: bool = False) -> None:
+        """This point is through; on to the newest one."""
+        assert self._outgoing is not None
+        sequence = self._outgoing.sequence
+        self._drop()
+        if hangs_up:
+            self._hang_up()
+        self._settled = sequence
+        self._report(sequence, problem)
+        self._begin(now)
+
+    def _leave_alone(self, now: float) -> None:
+        """Nobody answers: the newest point there is then is offered later, were it the same."""
+        assert self._outgoing is not None
+        self._report(self._outgoing.sequence, f"{self._who} has not answered for {SILENT_S:g} s")
+        self._drop()
+        self._hang_up()
+        self._again_at = now + LATER_S
+
+    def _drop(self) -> None:
+        if self._outgoing is not None:
+            self._outgoing.close()
+        self._outgoing = self._give_up_at = self._again_at = None
+
+    def _hang_up(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def close(self) -> None:
+        """Leave what is not sent."""
+        self._drop()
+        self._hang_up()

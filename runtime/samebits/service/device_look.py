@@ -1,0 +1,174 @@
+"""How the device is that this worker trains on, looked at every few seconds in a thread of its own.
+
+Here live the readings: what the vendor's tool says, what the kernel has logged of the device, what the training thread
+has left of its memory. Never here: the tool's texts (``vendor_texts``), or from when on a reading is an ailment
+(``core.health``). The one idea: no thread of this process asks the driver but the one that trains anyway: whoever asks
+a driver that hangs cannot be ended. A tool that gives no answer changes nothing of what was known.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from samebits.config import Settings
+from samebits.core.health import HealthWatch, Limit, Reading
+from samebits.core.messages import Ailment, Sign
+from samebits.service.device_health import AscendTool, NvidiaTool, fault_of
+from samebits.service.kernel_log import OF_DEVICE, KernelLog, bus_of
+from samebits.service.vendor_texts import Told
+
+SHARED_LIMIT = 0.9
+OTHERS_SHARE = 0.1
+"""Of a device's memory: who has so much of it besides this process is no driver's context, but another user."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Of a device, in bytes, as the training thread saw it at a commit."""
+
+    total: int
+    free: int
+    held: int  # by this process's allocator
+    used: int  # of that, by tensors
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedDevice:
+    """Which device, in the words of those who are asked.
+
+    Args:
+        name: torch's.
+        uuid: NVIDIA's; empty where there is none.
+        place: in Ascend's own list; None where it is another's.
+        memory: the newest figures.
+    """
+
+    name: str
+    uuid: str
+    place: int | None
+    memory: Callable[[], DeviceMemory | None]
+
+
+def limits_of(settings: Settings) -> dict[Sign, Limit]:
+    """The limits that the settings give; a sign that is off has none."""
+    errors = settings.health_device_errors
+    chosen = {
+        Sign.DEVICE_MEMORY: (settings.health_device_memory_limit, settings.health_device_memory),
+        Sign.DEVICE_HEAT: (settings.health_device_heat_limit / 100, settings.health_device_heat),
+        Sign.DEVICE_ERRORS: (1.0, errors),
+        Sign.DEVICE_FAULT: (1.0, errors),
+        Sign.DEVICE_SLOWED: (1.0, settings.health_device_slowed),
+        Sign.DEVICE_SHARED: (SHARED_LIMIT, settings.health_device_shared),
+    }
+    return {
+        sign: Limit(share, drains=policy in ("drain", "refuse"), refuses=policy == "refuse")
+        for sign, (share, policy) in chosen.items()
+        if policy != "off"
+    }
+
+
+class DeviceReadings:
+    """Of one device, asked by one thread.
+
+    Args:
+        device: which.
+        log: the kernel's.
+        timeout_s: how long a tool may take; None: as long as they may.
+    """
+
+    def __init__(self, device: WatchedDevice, log: KernelLog | None = None, timeout_s: float | None = None) -> None:
+        self._device, self._log = device, KernelLog() if log is None else log
+        self._nvidia, self._ascend = NvidiaTool(timeout_s), AscendTool(timeout_s)
+        self._known: dict[Sign, Reading] = {}
+        self._name = device.name
+        self._bus = ""
+        self._logged: dict[int, Reading] = {}
+
+    def look(self) -> list[Reading]:
+        """What is known after this look."""
+        told = self._told()
+        if told is not None:
+            self._name, self._bus = told.name, told.bus or self._bus
+            self._take(told)
+        memory = self._device.memory()
+        if memory is not None and memory.total > 0:
+            taken = memory.total - memory.free - max(0, memory.held - memory.used)  # what is cached is to be had
+            self._know(Sign.DEVICE_MEMORY, taken / memory.total)
+        others = self._others(memory, told)
+        if others is not None and told is not None and told.busy is not None:
+            self._know(Sign.DEVICE_SHARED, told.busy if others >= OTHERS_SHARE else 0.0)
+        bus = bus_of(self._bus)
+        for place, number in self._log.faults():
+            if place == bus:
+                where = f"{self._name}: Xid {number} ({OF_DEVICE[number]})"
+                self._logged[number] = Reading(Sign.DEVICE_FAULT, where, 1.0)
+        return [*self._known.values(), *self._logged.values()]
+
+    def close(self) -> None:
+        """Look no more."""
+        self._log.close()
+
+    def _told(self) -> Told | None:
+        found: list[Told] | None = None
+        if self._device.uuid:
+            found = self._nvidia.look(self._device.uuid)
+        elif self._device.place is not None:
+            found = self._ascend.look(lambda place: place == self._device.place)
+        return found[0] if found is not None and len(found) == 1 else None
+
+    def _take(self, told: Told) -> None:
+        if told.celsius is not None:
+            self._know(Sign.DEVICE_HEAT, told.celsius / 100)
+        if told.errors is not None:
+            self._know(Sign.DEVICE_ERRORS, told.errors)
+        if told.is_slowed is not None:
+            self._know(Sign.DEVICE_SLOWED, float(told.is_slowed))
+        if told.state:
+            fault = fault_of(told)
+            self._known.pop(Sign.DEVICE_FAULT, None)
+            if fault:
+                self._known[Sign.DEVICE_FAULT] = Reading(Sign.DEVICE_FAULT, f"{told.name}: {fault}", 1.0)
+
+    def _others(self, memory: DeviceMemory | None, told: Told | None) -> float | None:
+        """The share of its memory that others have."""
+        if memory is None or memory.total <= 0:
+            return None
+        return max(0, memory.total - memory.free - memory.held) / memory.total
+
+    def _know(self, sign: Sign, share: float) -> None:
+        self._known[sign] = Reading(sign, self._name, max(0.0, share))
+
+
+class DeviceLook:
+    """Looks every HEALTH_INTERVAL; ``told`` is called, in this object's thread, after each look.
+
+    Args:
+        settings: the limits.
+        device: which.
+        told: takes what is wrong, and whether that has changed.
+    """
+
+    def __init__(
+        self, settings: Settings, device: WatchedDevice, told: Callable[[tuple[Ailment, ...], bool], object]
+    ) -> None:
+        self._interval_s = settings.health_interval_s
+        self._watch = HealthWatch(limits_of(settings))
+        self._device, self._told = device, told
+        self._over = threading.Event()
+
+    def start(self) -> None:
+        """Begin, in a thread that ends with the process."""
+        threading.Thread(target=self._run, name="samebits-device", daemon=True).start()
+
+    def stop(self) -> None:
+        """No further look."""
+        self._over.set()
+
+    def _run(self) -> None:
+        readings = DeviceReadings(self._device)
+        while not self._over.wait(self._interval_s):
+            has_changed = self._watch.look(readings.look())
+            self._told(self._watch.ailments, has_changed)
+        readings.close()

@@ -1,0 +1,184 @@
+"""Where the scheduler's name leads: to which addresses, and from which address of this host.
+
+Names are looked up here and in ZeroMQ, which does so at each attempt to connect. The one idea: a name comes and goes
+with what stands behind it (a Kubernetes Service has none while its pod is away), so the first look-up waits for it, and
+later ones remember what it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import socket
+import time
+from typing import Any
+
+from samebits.config import Settings, require_secret
+from samebits.errors import SchedulerUnreachableError
+from samebits.net.address import Listening, listening
+from samebits.net.address_book import addresses_now
+from samebits.net.client import SEARCH_S
+from samebits.scheduler_hosts import NotHostsError, SchedulerAddress, names_one
+from samebits.service import log
+
+_RETRY_S = 0.5
+_DATAGRAM = socket.SOCK_DGRAM
+
+Found = tuple[socket.AddressFamily, Any]
+"""A family and a socket address of it, as ``socket.connect`` takes one."""
+
+
+def wait_for_name(settings: Settings) -> None:
+    """Return when SCHED_HOST is an address, or a name that has one; at most after TOPO_TIMEOUT.
+
+    Of several hosts one is enough, and a file is waited for that names one.
+
+    Raises:
+        SchedulerUnreachableError: it has none still.
+    """
+    deadline = time.monotonic() + settings.topo_timeout_s
+    said = ""
+    while True:
+        why = _why_unknown(settings)
+        if not why:
+            return
+        if time.monotonic() > deadline:
+            raise SchedulerUnreachableError(
+                f"{why} after {settings.topo_timeout_s:g} s (TOPO_TIMEOUT). Fix: export SCHED_HOST=<the address of the "
+                "scheduler's host>, or a name that this host can look up"
+            )
+        if why != said:
+            said = why
+            log.warn(f"{why} yet; this worker looks again for at most {settings.topo_timeout_s:g} s (TOPO_TIMEOUT)")
+        time.sleep(_RETRY_S)
+
+
+def addresses_of(host: str, port: int) -> frozenset[tuple[str, int]]:
+    """All addresses of the scheduler's hosts, with the port there: those they have now, or, where a name has none,
+    those it had last.
+
+    Args:
+        host: SCHED_HOST.
+        port: SCHED_PORT.
+
+    Raises:
+        socket.gaierror: none ever had one in this process.
+    """
+    return frozenset((str(address[0]), int(address[1])) for _, address in _of_every(host, port))
+
+
+def address_towards(host: str, port: int) -> str:
+    """The local address from which this machine reaches ``host``: where its peers reach this one.
+
+    Of several hosts it is the first to which there is a way, wherever the scheduler runs: the group stays in one
+    network when the scheduler moves.
+
+    Args:
+        host: SCHED_HOST.
+        port: SCHED_PORT.
+
+    Raises:
+        socket.gaierror: the name never had an address in this process.
+        OSError: there is no way to it.
+    """
+    *others, last = _of_every(host, port)
+    for found in others:
+        with contextlib.suppress(OSError):
+            return _own_address(found)
+    return _own_address(last)
+
+
+def search_s(host: str, port: int) -> float:
+    """How long a worker may look for its scheduler at other addresses; 0 where there are none.
+
+    Args:
+        host: SCHED_HOST.
+        port: SCHED_PORT.
+    """
+    return 0.0 if names_one(host) else SEARCH_S * len(_named(host, port))
+
+
+def _own_address(towards: Found) -> str:
+    family, address = towards
+    with socket.socket(family, _DATAGRAM) as probe:
+        probe.connect(address)  # a datagram socket: nothing is sent
+        return str(probe.getsockname()[0])
+
+
+def _why_unknown(settings: Settings) -> str:
+    """Why there is no address to connect to; empty where there is."""
+    try:
+        named = addresses_now(settings.sched_host, settings.sched_port)
+    except NotHostsError as error:
+        return str(error).partition(". Fix: ")[0]
+    why = ""
+    for one in named:
+        try:
+            _addresses(*one)
+        except socket.gaierror as error:
+            why = why or f"SCHED_HOST={one.host} has no address ({error.strerror})"
+        else:
+            return ""
+    return why
+
+
+def _of_every(host: str, port: int) -> list[Found]:
+    every: list[Found] = []
+    missing: socket.gaierror | None = None
+    for one in _named(host, port):
+        try:
+            every += _addresses(*one)
+        except socket.gaierror as error:
+            missing = error
+    if missing is not None and not every:
+        raise missing
+    return every
+
+
+def _named(host: str, port: int) -> tuple[SchedulerAddress, ...]:
+    """What SCHED_HOST names, or, where its file is of no use now, what it named last."""
+    try:
+        named = addresses_now(host, port)
+    except NotHostsError as error:
+        named = tuple(_last_named(host, port))
+        if not named:
+            raise socket.gaierror(socket.EAI_NONAME, str(error)) from None
+    else:
+        _last_named(host, port)[:] = named
+    return named
+
+
+@functools.cache
+def _last_named(host: str, port: int) -> list[SchedulerAddress]:
+    """What SCHED_HOST named last; empty before it named anybody."""
+    return []
+
+
+def _addresses(host: str, port: int) -> list[Found]:
+    try:
+        found = _look_up(host, port)
+    except socket.gaierror:
+        known = _last_known(host, port)
+        if not known:
+            raise
+        return known
+    _last_known(host, port)[:] = found
+    return found
+
+
+def _look_up(host: str, port: int) -> list[Found]:
+    found = socket.getaddrinfo(host.strip("[]"), port, type=_DATAGRAM)
+    return [(family, address) for family, _, _, _, address in found]
+
+
+@functools.cache
+def _last_known(host: str, port: int) -> list[Found]:
+    """What the name was last; empty before it was anything."""
+    return []
+
+
+def listening_place(settings: Settings) -> Listening:
+    """Where to listen: SCHED_BIND, else the local addresses of SCHED_HOST."""
+    place = listening(settings.sched_host, settings.sched_port, settings.sched_bind)
+    require_secret(place.addresses, settings)
+    return place

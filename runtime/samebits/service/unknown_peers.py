@@ -1,0 +1,229 @@
+"""What strangers may cost a scheduler: every bound on what they say, and the few lines that are said about them.
+
+A stranger is whoever holds no seat: a port scanner, a worker with another secret, a flood. Here live the counting, the
+rate of the lines, and the limits of a message's fields; what a well-formed message leads to is the core's. The one
+idea: whatever strangers do is counted in a table of fixed size and said at most once in ``LINE_INTERVAL_S`` a kind, so
+that neither memory nor log grows with them.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from samebits.core.messages import (
+    MAX_NAME_CHARS,
+    Credential,
+    Decision,
+    Digests,
+    Figures,
+    Join,
+    Oddity,
+    Pairs,
+    ProcessEnded,
+    ProcessSeen,
+    Register,
+    Still,
+    StopJob,
+    Unwell,
+)
+from samebits.core.ready import Level, Note
+from samebits.core.replacements import PROOF_BYTES
+from samebits.net.server import Rejection
+
+LINE_INTERVAL_S = 30.0
+LOOK_S = 0.05  # ten thousand heartbeats wake the scheduler a thousand times a second
+GATHER_S = 0.5  # whoever is refused tries again at once: the first line waits so long, to tell how many and from where
+MAX_ADDRESSES = 64
+"""Addresses told apart in one line's counting; memory is at most len(Offence) × this many short texts."""
+NAMED_ADDRESSES = 3
+UNSAID = 64
+"""So many in ``LINE_INTERVAL_S`` are everyday life: whoever only asks whether a port is open says nothing more."""
+REFUSALS_SAID = 64
+"""Refused registrations that are said one by one in ``LINE_INTERVAL_S``: a host's worth of waiting workers."""
+
+MAX_PAIRS = 64
+MAX_PID = 1 << 22  # Linux's own bound (proc(5), pid_max)
+
+
+class Offence(enum.Enum):
+    """What a stranger did; the value goes after "refused N"."""
+
+    SECRET = "connections with another secret"
+    MECHANISM = "connections with a secret on one side only"
+    HANDSHAKE = "connections that ended in the handshake (not a samebits process, or no secret, or cut off)"
+    SILENT = "connections that closed without a word, or over which too long a message came"
+    TOO_MANY = "connections beyond the most that may stand"
+    ENDLESS = "connections with a message without end"
+    GARBLED = "messages"
+    REGISTRATION = "more registrations"
+
+
+_FIXES = {
+    Offence.SECRET: "; compare CLUSTER_SECRET or CLUSTER_SECRET_FILE there and here",
+    Offence.MECHANISM: "; compare CLUSTER_SECRET or CLUSTER_SECRET_FILE there and here",
+}
+_OFFENCE_OF = {
+    Rejection.SECRET: Offence.SECRET,
+    Rejection.MECHANISM: Offence.MECHANISM,
+    Rejection.HANDSHAKE: Offence.HANDSHAKE,
+    Rejection.SILENT: Offence.SILENT,
+    Rejection.ENDLESS: Offence.ENDLESS,
+    Rejection.TOO_MANY: Offence.TOO_MANY,
+}
+
+
+@dataclass(slots=True)
+class _Tally:
+    """One kind of offence since its last line."""
+
+    count: int = 0
+    by_address: Counter[str] = field(default_factory=Counter)
+    example: str = ""
+    since: float | None = None  # when it was first looked at
+    quiet_until: float = float("-inf")
+
+
+class UnknownPeers:
+    """Counts offences and words the lines about them; ``totals`` since the start, by kind."""
+
+    def __init__(self) -> None:
+        self.totals: Counter[Offence] = Counter()
+        self._tallies = {offence: _Tally() for offence in Offence}
+        self._is_counting = False  # something was counted that may have to be said
+        self._look_at = float("-inf")
+        self._refusals_said = 0
+        self._refusals_from = float("-inf")
+
+    def rejected(self, address: str, why: Rejection) -> None:
+        """A connection that did not become a peer."""
+        self._count(_OFFENCE_OF[why], address)
+
+    def garbled(self, address: str, problem: str) -> None:
+        """Something that was said and is no worker's message."""
+        self._count(Offence.GARBLED, address, problem)
+
+    def refused(self, address: str, notes: Sequence[Note], now: float) -> list[Note]:
+        """What is said of one refused registration: its notes, or nothing where many were said just before."""
+        if now - self._refusals_from >= LINE_INTERVAL_S:
+            self._refusals_from, self._refusals_said = now, 0
+        self._refusals_said += 1
+        if self._refusals_said <= REFUSALS_SAID:
+            return list(notes)
+        self._count(Offence.REGISTRATION, address, notes[0].text if notes else "")
+        return []
+
+    def lines(self, now: float, *, is_last: bool = False) -> list[Note]:
+        """What is to be said now, an empty list nearly always; ``is_last``: whatever was counted and not said."""
+        said: list[Note] = []
+        if not self._is_counting or (now < self._look_at and not is_last):
+            return said
+        self._is_counting, self._look_at = False, now + LOOK_S
+        for offence, tally in self._tallies.items():
+            if tally.count and self._is_due(offence, tally, now, is_last) and (is_last or tally.quiet_until <= now):
+                said.append(Note(Level.WARNING, self._line(offence, tally, now)))
+            self._is_counting = self._is_counting or self._tallies[offence].count > 0
+        return said
+
+    def _is_due(self, offence: Offence, tally: _Tally, now: float, is_last: bool) -> bool:
+        tally.since = now if tally.since is None else tally.since
+        if offence not in (Offence.HANDSHAKE, Offence.SILENT) or tally.count > UNSAID:
+            return is_last or now - tally.since >= GATHER_S
+        if now - tally.since >= LINE_INTERVAL_S:
+            self._tallies[offence] = _Tally(quiet_until=tally.quiet_until)
+        return False
+
+    def _count(self, offence: Offence, address: str, example: str = "") -> None:
+        self.totals[offence] += 1
+        self._is_counting = True
+        tally = self._tallies[offence]
+        tally.count += 1
+        tally.example = tally.example or example[:200]
+        if address in tally.by_address or len(tally.by_address) < MAX_ADDRESSES:
+            tally.by_address[address] += 1
+
+    def _line(self, offence: Offence, tally: _Tally, now: float) -> str:
+        named = tally.by_address.most_common(NAMED_ADDRESSES)
+        where = ", ".join(f"{count} from {address}" for address, count in named)
+        rest = tally.count - sum(count for _, count in named)
+        text = f"refused {tally.count} {offence.value}: {where}{f', {rest} from elsewhere' if rest else ''}"
+        text += f" (for example: {tally.example})" if tally.example else ""
+        text += _FIXES.get(offence, "")
+        if tally.quiet_until > float("-inf"):
+            text += f"; said at most every {LINE_INTERVAL_S:g} s"
+        self._tallies[offence] = _Tally(quiet_until=now + LINE_INTERVAL_S)
+        return text
+
+
+# ---- the limits of what a message may say, besides the lengths that are bounded where it is read
+
+
+def implausible(message: object) -> str | None:
+    """Why no process of ours says this, though it is well-formed; None where it may be a worker's or a tool's."""
+    sender = getattr(message, "sender", None)
+    if isinstance(sender, Credential) and not (sender.job.isprintable() and sender.node.isprintable()):
+        return f"{type(message).__name__}.sender is not printable"
+    match message:
+        case Register():
+            return _implausible_register(message)
+        case Digests(_, digests):
+            texts = (text for one in digests for part in one.parts for text in (part.name, part.value))
+            return None if all(map(str.isprintable, texts)) else "Digests has a part that is not printable"
+        case Join(folder=folder):
+            return None if folder.isprintable() else "Join.folder is not printable"
+        case Still(_, _, _, progress) if progress is not None:
+            return None if progress.place.isprintable() else "Still.progress.place is not printable"
+        case Unwell(_, ailments):
+            are_printable = all(one.where.isprintable() for one in ailments)
+            return None if are_printable else "Unwell has a path that is not printable"
+        case Oddity(_, _, text):
+            return None if text.isprintable() else "Oddity.text is not printable"
+        case Figures(_, figures):
+            are_numbers = all(one.name.isprintable() and math.isfinite(one.value) for one in figures)
+            return None if are_numbers else "Figures has a name that is not printable, or what is no number"
+        case StopJob(by):
+            return None if by.isprintable() else "StopJob.by is not printable"
+        case Decision(text, drain):
+            is_printable = text.isprintable() and all(map(str.isprintable, drain))
+            return None if is_printable else "Decision is not printable"
+        case ProcessEnded(node, host, _, _, text, error=error):
+            is_printable = all(map(str.isprintable, (node, host, text, error)))
+            return None if is_printable else "ProcessEnded is not printable"
+        case ProcessSeen(node, host):
+            return None if node.isprintable() and host.isprintable() else "ProcessSeen is not printable"
+        case _:
+            return None
+
+
+def _implausible_register(message: Register) -> str | None:
+    process = message.process
+    for name, text in (
+        ("job", message.job),
+        ("job_name", message.job_name),
+        ("node", message.node),
+        ("session", message.session),
+        ("process.host", process.host),
+        ("process.device", process.device),
+    ):
+        if not text.isprintable():
+            return f"Register.{name} is not printable"
+    if not message.node or " " in message.node or "/" in message.node:
+        return "Register.node is no NODE_ID"
+    if not 0 < process.pid <= MAX_PID or process.started_at < 0:
+        return f"Register.process: pid {process.pid}, started at {process.started_at}, is no process"
+    if len(message.proof) > PROOF_BYTES:
+        return f"Register.proof has {len(message.proof)} bytes, at most {PROOF_BYTES} are accepted"
+    if message.incarnation < 0:
+        return f"Register.incarnation is {message.incarnation}"
+    return None if _are_pairs(message.settings) else "Register.settings are too many, too long or not printable"
+
+
+@functools.lru_cache(maxsize=4)  # everybody's settings are the same; what one stranger says is bounded by its message
+def _are_pairs(pairs: Pairs) -> bool:
+    return len(pairs) <= MAX_PAIRS and all(
+        len(text) <= MAX_NAME_CHARS and text.isprintable() for pair in pairs for text in pair
+    )

@@ -1,0 +1,121 @@
+"""What ``nvidia-smi`` and ``npu-smi`` print of a device, read.
+
+Here live their formats. Never here: asking them (``vendor_tool``), or what follows. The one idea: a number that is not
+told, or that no device can have, is None, and only that one: the others of its line still count.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from samebits.printable import printable
+
+MOST_DEVICES = 64
+NVIDIA_FIELDS = (
+    *("index", "name", "pci.bus_id", "temperature.gpu", "memory.used", "memory.total", "utilization.gpu"),
+    "ecc.errors.uncorrected.volatile.total",
+)
+SLOWED_FIELDS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+"""The same of newer and of older drivers: a mask. A field that a driver does not know makes its tool fail."""
+_SHOWN_CHARACTERS = 80
+_SLOWED = 0x8 | 0x20 | 0x40 | 0x80
+"""Hardware slowdown, software and hardware thermal slowdown, power brake. Not idle (1) nor the power cap (4)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a tool says of one device; None: it does not say it."""
+
+    name: str
+    model: str
+    number: str = ""  # Ascend's own
+    bus: str = ""  # NVIDIA's
+    celsius: float | None = None
+    used_mib: float | None = None
+    total_mib: float | None = None
+    busy: float | None = None  # a share
+    errors: float | None = None  # of its memory, that were not corrected
+    is_slowed: bool | None = None
+    state: str = ""  # Ascend's health
+
+
+def nvidia(text: str) -> list[Told]:
+    """Of ``--query-gpu`` with NVIDIA_FIELDS, and one of SLOWED_FIELDS or none, in CSV without header and units."""
+    found = []
+    for line in text.splitlines()[:MOST_DEVICES]:
+        parts = [part.strip() for part in line.split(",")]
+        if not 0 <= len(parts) - len(NVIDIA_FIELDS) <= 1 or not re.fullmatch("[0-9]{1,4}", parts[0]):
+            continue
+        index, model, bus, celsius, used, total, busy, errors, *mask = parts
+        used_mib, total_mib = _memory(used, total)
+        percent = _number(busy, 100)
+        found.append(
+            Told(
+                f"NVIDIA {index}",
+                printable(model, _SHOWN_CHARACTERS),
+                bus=bus,
+                celsius=_number(celsius, 200),
+                used_mib=used_mib,
+                total_mib=total_mib,
+                busy=None if percent is None else percent / 100,
+                errors=_number(errors, 1e9),
+                is_slowed=_is_slowed(mask[0]) if mask else None,
+            )
+        )
+    return found
+
+
+def ascend(text: str) -> list[Told]:
+    """Of ``npu-smi info``: two lines a chip, the NPU's and the chip's; a second chip of an NPU has its own two."""
+    found: list[Told] = []
+    first: tuple[str, ...] | None = None
+    for line in text.splitlines():
+        cells = [cell.split() for cell in line.strip().strip("|").split("|")]
+        if len(cells) != 3 or len(found) == MOST_DEVICES:
+            first = None
+        elif first is None and len(cells[0]) == 2 and cells[0][0].isdigit() and len(cells[1]) == 1 and cells[2]:
+            first = (cells[0][0], cells[0][1], cells[1][0], cells[2][1] if len(cells[2]) > 1 else "")
+        elif first is not None and cells[0] and all(one.isdigit() for one in cells[0]):
+            number, model, state, celsius = first
+            first = None
+            busy = _number(cells[2][0], 100) if cells[2] else None
+            pairs = re.findall(r"([0-9]+) */ *([0-9]+)", " ".join(cells[2][1:]))  # Memory-Usage, then HBM-Usage
+            used_mib, total_mib = next((_memory(*pair) for pair in reversed(pairs) if pair[1] != "0"), (None, None))
+            found.append(
+                Told(
+                    f"Ascend {number}" if cells[0][0] == "0" else f"Ascend {number} chip {cells[0][0]}",
+                    printable(model, _SHOWN_CHARACTERS),
+                    number=number,
+                    celsius=_number(celsius, 200),
+                    used_mib=used_mib,
+                    total_mib=total_mib,
+                    busy=None if busy is None else busy / 100,
+                    state=printable(state, _SHOWN_CHARACTERS),
+                )
+            )
+    return found
+
+
+def ascend_errors(text: str) -> float | None:
+    """Of ``npu-smi info -t ecc``: how many errors of its memory were not corrected."""
+    counts = re.findall(r"^\s*(?:HBM|DDR) Double Bit Error Count\s*:\s*([0-9]{1,9})\s*$", text, re.MULTILINE)
+    return float(sum(map(int, counts))) if counts else None
+
+
+def _memory(used: str, total: str) -> tuple[float | None, float | None]:
+    found = _number(used, 1e9), _number(total, 1e9)
+    if found[0] is None or not found[1] or found[0] > found[1]:
+        return None, None
+    return found
+
+
+def _number(text: str, most: float) -> float | None:
+    if not re.fullmatch(r"[0-9]{1,12}(\.[0-9]{1,6})?", text):
+        return None
+    value = float(text)
+    return value if value <= most else None
+
+
+def _is_slowed(mask: str) -> bool | None:
+    return bool(int(mask, 16) & _SLOWED) if re.fullmatch("0x[0-9A-Fa-f]{1,16}", mask) else None

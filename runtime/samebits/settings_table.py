@@ -1,0 +1,839 @@
+"""The table of every environment variable, and the words and rows docs/operating.md shows of it.
+
+Here live the entries, the kinds that turn a text into a value, and which capabilities are built. Never here: an
+environment; ``samebits.config`` reads that, and nobody else imports this module. The one idea: a variable is one entry
+of ``VARIABLES``; its value, its checks, the refusal of what is not built yet, what a restart keeps, what a job's
+processes must agree on and that page's rows all follow from that entry.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple
+
+from samebits.scheduler_hosts import NotHostsError, canonical, one_host
+from samebits.urls import has_password
+
+MOST_WORKERS = 100_000
+MOST_RESETS = 1_000_000
+LEAST_AUDIT = 50
+STRATEGY_WORDS = ("process", "pod", "job", "retry", "recover", "recover-in-place", "exit", "dump", "elastic-training")
+"""Ours, then those of Ascend's ``recover-strategy``; ``samebits.core.escalation`` says what each means."""
+OF_A_SHELL = frozenset(("|", "||", "&", "&&", ";", ">", ">>", "<", "2>&1", "2>"))
+"""Words that mean something to a shell only; a command that is run without one would take them for arguments."""
+LONGEST_S = 1e9
+"""Upper bound of every time: some 31 years. The system's own timers overflow a little above it."""
+
+
+class Role(Enum):
+    """What a process is in its job."""
+
+    SCHEDULER = "scheduler"
+    WORKER = "worker"
+
+
+class Scope(Enum):
+    """For whom one value of a variable holds."""
+
+    PROCESS = "process"
+    """Told to each process by whoever starts it; never kept for a restart."""
+    JOB = "job"
+    """The same in every process of a job; compared at registration."""
+    ANY = "any"
+    """May differ from process to process."""
+
+
+# --- kinds: how a text becomes a value ------------------------------------------------------------------------------
+
+
+class WrongValueError(ValueError):
+    """A text that its kind cannot read: why, and the fix where ``export NAME=<example>`` is not the best one."""
+
+    def __init__(self, why: str = "", fix: str = "") -> None:
+        super().__init__(why)
+        self.why = why
+        self.fix = fix
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A type and its range: what is expected, in both languages, and the parser that insists on it."""
+
+    expected: str
+    expected_zh: str
+    parse: Callable[[str], object]
+
+
+def _whole(low: int, high: int, parse_first: Callable[[str], None] = lambda text: None) -> Kind:
+    def parse(text: str) -> int:
+        parse_first(text)
+        # int() alone takes 1_000 and any script's digits, and raises on thousands of them.
+        if not re.fullmatch(r"[+-]?[0-9]{1,18}", text.strip()) or not low <= int(text.strip()) <= high:
+            raise WrongValueError()
+        return int(text.strip())
+
+    return Kind(f"a whole number from {low} to {high}", f"{low} 到 {high} 的整数", parse)
+
+
+def _explain_service_link(text: str) -> None:
+    if "://" in text:
+        raise WrongValueError(
+            "this is the link Kubernetes sets for a Service of that name, not a port",
+            "set `enableServiceLinks: false` in the pod's spec, or give the port yourself: export {name}=8118",
+        )
+
+
+def _seconds(low: float) -> Kind:
+    def parse(text: str) -> float:
+        if not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", text.strip()):
+            unit = re.fullmatch(r"\s*[0-9.]+\s*(ms|s|sec|m|min|h)\s*", text)
+            raise WrongValueError("seconds are written without a unit" if unit else "")
+        value = float(text.strip())
+        if not low <= value <= LONGEST_S:
+            raise WrongValueError(f"no timer goes beyond {LONGEST_S:.0f} s" if value > LONGEST_S else "")
+        return value
+
+    return Kind(f"seconds, {low:g} or more", f"秒数，不小于 {low:g}", parse)
+
+
+def _parse_switch(text: str) -> bool:
+    value = text.strip()
+    if value in ("0", "1"):
+        return value == "1"
+    meant = {"true": 1, "yes": 1, "on": 1, "false": 0, "no": 0, "off": 0}.get(value.lower())
+    raise WrongValueError(fix="" if meant is None else f"export {{name}}={meant}")
+
+
+def _parse_role(text: str) -> Role:
+    value = text.strip()
+    if value == "MS_PSERVER":
+        why = "there are no parameter servers here, the workers hold the parameters"
+        raise WrongValueError(why, "do not start this process; start the scheduler and the workers only")
+    names = {"scheduler": Role.SCHEDULER, "MS_SCHED": Role.SCHEDULER, "worker": Role.WORKER, "MS_WORKER": Role.WORKER}
+    if value in names:
+        return names[value]
+    meant = {name.lower(): role.value for name, role in names.items()}.get(value.lower())
+    if meant is not None:
+        raise WrongValueError("upper and lower case matter", f"export {{name}}={meant}")
+    raise WrongValueError()
+
+
+def _parse_host(text: str) -> str:
+    try:
+        return one_host(text)
+    except NotHostsError as error:
+        raise WrongValueError(str(error)) from None
+
+
+def _parse_hosts(text: str) -> str:
+    try:
+        return canonical(text)
+    except NotHostsError as error:
+        raise WrongValueError(str(error)) from None
+
+
+def _parse_folder(text: str) -> Path:
+    if text.startswith("~"):
+        raise WrongValueError("only a shell expands `~`, and only unquoted", 'export {name}="$HOME/..."')
+    return Path(text)
+
+
+def folder_or_url(text: str) -> Path | str:
+    """A folder of this machine, also where it is written as file://…; the text itself where it is another URL.
+
+    Raises:
+        WrongValueError: it is neither.
+    """
+    scheme, separator, rest = text.partition("://")
+    if not separator or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*(::[A-Za-z][A-Za-z0-9+.-]*)*", scheme):
+        return _parse_folder(text)
+    if "::" in text:
+        raise WrongValueError("a URL of several parts may be a cache of what is no longer there")
+    if scheme.lower() == "file":
+        if not rest.startswith("/"):
+            raise WrongValueError("after file:// comes a path from / on", "export {name}=file:///…")
+        return Path(rest)
+    if not rest.strip("/"):
+        raise WrongValueError("the URL names no folder", f"export {{name}}={scheme}://bucket/folder")
+    if has_password(text):
+        raise WrongValueError(
+            "credentials do not belong in a URL, which is written to logs; they come from where the protocol's "
+            "library looks for them, such as ~/.aws/credentials or AWS_ACCESS_KEY_ID"
+        )
+    return text.rstrip("/")
+
+
+def _parse_device(text: str) -> str:
+    value = text.strip().lower()
+    if value not in ("cpu", "cuda", "npu"):
+        raise WrongValueError()
+    return value
+
+
+def _name(longest: int, forbidden: str, expected: str, expected_zh: str) -> Kind:
+    def parse(text: str) -> str:
+        if len(text) > longest or not text.isprintable() or any(char in forbidden for char in text):
+            raise WrongValueError()
+        return text
+
+    return Kind(expected, expected_zh, parse)
+
+
+def _one_of(*words: str) -> Kind:
+    def parse(text: str) -> str:
+        value = text.strip().lower()
+        if value not in words:
+            raise WrongValueError()
+        return value
+
+    most, last = words[:-1], words[-1]
+    if not most:
+        return Kind(last, last, parse)
+    return Kind(f"{', '.join(most)} or {last}", f"{'、'.join(most)} 或 {last}", parse)
+
+
+def _parse_audit(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", text.strip()) or 0 < int(text.strip()) < LEAST_AUDIT:
+        raise WrongValueError()
+    return int(text.strip())
+
+
+def _parse_every(text: str) -> int | str:
+    if text.strip().lower() == "auto":
+        return "auto"
+    if not re.fullmatch(r"[0-9]{1,9}", text.strip()):
+        raise WrongValueError()
+    return int(text.strip())
+
+
+def _parse_factor(text: str) -> float:
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+", text.strip()):
+        raise WrongValueError()
+    value = float(text.strip())
+    if not 1 < value <= 100:
+        raise WrongValueError()
+    return value
+
+
+def _parse_strategy(text: str) -> str:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if wrong := [word for word in words if word not in STRATEGY_WORDS]:
+        raise WrongValueError(f"{wrong[0][:40]!r} is none of them")
+    return ",".join(words)
+
+
+def _parse_turn(text: str) -> bool:
+    value = text.strip().lower()
+    if value not in ("on", "off", "pause"):
+        raise WrongValueError()
+    return value == "on"
+
+
+def _parse_share(text: str) -> float:
+    if not re.fullmatch(r"[0-9]*\.?[0-9]+", text.strip()):
+        percent = re.fullmatch(r"\s*([0-9]{1,3})\s*%\s*", text)
+        raise WrongValueError(fix=f"export {{name}}={int(percent[1]) / 100:g}" if percent else "")
+    value = float(text.strip())
+    if not 0 < value <= 1:
+        raise WrongValueError()
+    return value
+
+
+class HostRest(NamedTuple):
+    """How long a host that failed is left alone: the first time, and at most."""
+
+    first_s: float
+    most_s: float
+
+    def __str__(self) -> str:
+        """In the form in which it is given: first and longest."""
+        return f"{self.first_s:.6f}:{self.most_s:.6f}"
+
+
+def _parse_rest(text: str) -> HostRest:
+    found = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,6})?):([0-9]{1,9}(?:\.[0-9]{1,6})?)", text.strip())
+    first_s, most_s = (float(found[1]), float(found[2])) if found else (0.0, 0.0)
+    if not 0 < first_s <= most_s:
+        raise WrongValueError("the first and the longest time, both above 0, the shorter first" if found else "")
+    return HostRest(first_s, most_s)
+
+
+def _parse_words(text: str) -> object:
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        raise WrongValueError("one whose quotes are closed") from None
+    if shell := next((word for word in words if word in OF_A_SHELL), None):
+        raise WrongValueError(
+            f"no shell reads it, and {shell!r} is a shell's",
+            "put all of it into sh -c, as in export {name}=\"sh -c '…'\"",
+        )
+    return _COMMAND.parse(text)
+
+
+_ROLE = Kind(
+    "scheduler or worker (or MS_SCHED, MS_WORKER)", "scheduler 或 worker（或 MS_SCHED、MS_WORKER）", _parse_role
+)
+_SWITCH = Kind("0 or 1", "0 或 1", _parse_switch)
+_WORKERS = _whole(1, MOST_WORKERS)
+_HOST = Kind("a host name, an IPv4 or an IPv6 address", "主机名、IPv4 或 IPv6 地址", _parse_host)
+_HOSTS = Kind(
+    "a host name, an IPv4 or an IPv6 address, several of them with commas between, each with its :port if it has one, "
+    "or file:/path",
+    "主机名、IPv4 或 IPv6 地址；或以逗号分隔的多个（各可带 :端口）；或 file:/path",
+    _parse_hosts,
+)
+_PORT = _whole(1, 65535, _explain_service_link)
+_FOLDER = Kind("a folder", "目录", _parse_folder)
+_FOLDER_OR_URL = Kind("a folder, or the URL of one", "目录，或目录的 URL", folder_or_url)
+_FILE = Kind("a file", "文件", _parse_folder)
+_DEVICE = Kind("cpu, cuda or npu", "cpu、cuda 或 npu", _parse_device)
+_BACKEND = _one_of("gloo")
+_OPERATORS = _one_of("binary", "cache")
+_HANG = _one_of("end", "tell")
+_POLICY = _one_of("tell", "drain", "refuse", "off")
+_ANOMALY = _one_of("tell", "stop", "recompute", "off")
+_HIDDEN = _one_of("tell", "off")
+_DETECTOR = _one_of("fixed", "phi")
+_STRAGGLER = _one_of("tell", "swap", "off")
+_MEND = _one_of("majority", "leader", "stop")
+_EVERY = Kind("a whole number from 0 on, or auto", "不小于 0 的整数，或 auto", _parse_every)
+_AUDIT = Kind("0, or a whole number from 50 on", "0，或不小于 50 的整数", _parse_audit)
+_FACTOR = Kind("a number above 1 and at most 100", "大于 1 且不超过 100 的数", _parse_factor)
+_STRATEGY = Kind(
+    f"words of {', '.join(STRATEGY_WORDS)}, with commas",
+    f"{'、'.join(STRATEGY_WORDS)} 中的若干项，以逗号分隔",
+    _parse_strategy,
+)
+_TURN = Kind("on, off or pause", "on、off 或 pause", _parse_turn)
+_SHARE = Kind("a share, above 0 and at most 1", "大于 0 且不超过 1 的比例", _parse_share)
+_SECRET = Kind("a secret text of 16 bytes or more", "不少于 16 字节的密钥文本", str)
+_REST = Kind("seconds:seconds, as in 10:600", "秒数:秒数，例如 10:600", _parse_rest)
+_COMMAND = _name(4096, "", "a command in at most 4096 printable characters", "至多 4096 个可打印字符的命令")
+_WORDS = Kind(_COMMAND.expected, _COMMAND.expected_zh, _parse_words)
+_NODE = _name(128, " /", "at most 128 printable characters, no space, no /", "至多 128 个可打印字符，不含空格和 /")
+_TITLE = _name(200, "", "at most 200 printable characters", "至多 200 个可打印字符")
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """What a variable serves, and whether this release has built it; if not, what a user does meanwhile."""
+
+    name: str
+    built: bool = True
+    meanwhile: str = ""
+
+
+_JOB = Capability("a job")
+_RECOVERY = Capability("recovery")
+_INSECURE = Capability("listening without authentication")
+_ELASTIC = Capability("a world that shrinks and grows")
+_DISCOVERY = Capability("hosts that come and go")
+_SPARES = Capability("spares")
+_AUTHENTICATION = Capability("authentication")
+_PLAIN = Capability("plain mode")
+_SUPERVISION = Capability("supervision")
+_COMPILING = Capability("compiled code that is kept")
+_WATCH = Capability("the watch over progress")
+_HEALTH = Capability("the watch over hosts")
+_EQUAL = Capability("the comparison of the ranks")
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """One environment variable.
+
+    ``default`` is read like a value; the name of an earlier variable stands for that variable's value, None for "no
+    value". ``shown_default`` is what docs/operating.md says instead, in both languages.
+    """
+
+    name: str
+    field: str
+    kind: Kind
+    default: str | None
+    capability: Capability
+    meaning: str
+    meaning_zh: str
+    example: str = ""
+    shown_default: tuple[str, str] = ("", "")
+    scope: Scope = Scope.ANY
+    required: bool = False
+    secret: bool = False
+
+
+VARIABLES: tuple[Variable, ...] = (
+    Variable(
+        "ROLE", "role", _ROLE, None, _JOB,
+        "What this process is.",
+        "本进程的角色。",
+        example="worker", scope=Scope.PROCESS, required=True,
+    ),
+    Variable(
+        "WORKER_NUM", "worker_num", _WORKERS, None, _JOB,
+        "World size to form.",
+        "要组成的 world size（worker 数）。",
+        example="4", scope=Scope.JOB, required=True,
+    ),
+    Variable(
+        "SCHED_HOST", "sched_host", _HOSTS, "127.0.0.1", _JOB,
+        "Where workers find the scheduler; it listens on those local addresses this resolves to. Of several hosts, or "
+        "of those in a file, each is tried in turn.",
+        "worker 连接 scheduler 的地址；scheduler 监听该地址解析出的本机地址。写多个主机或一个文件时，依次尝试。",
+    ),
+    Variable(
+        "SCHED_PORT", "sched_port", _PORT, "8118", _JOB,
+        "Port the scheduler listens on.",
+        "scheduler 监听的端口。",
+    ),
+    Variable(
+        "SCHED_BIND", "sched_bind", _HOST, None, _JOB,
+        "Local address the scheduler listens on, where SCHED_HOST names none of its own (NAT, a Service).",
+        "scheduler 监听的本机地址，用于 SCHED_HOST 不是本机地址的情形（NAT、Service）。",
+        example="0.0.0.0", shown_default=("SCHED_HOST's addresses", "SCHED_HOST 的地址"),
+    ),
+    Variable(
+        "NODE_ID", "node_id", _NODE, None, _JOB,
+        "The worker's name; digits below MAX_WORKER_NUM are its slot, other digits name a spare. Ignored in the "
+        "scheduler role.",
+        "worker 的名字；小于 MAX_WORKER_NUM 的数字即其 slot，更大的数字为热备（spare）。scheduler 角色忽略此变量。",
+        example="0", shown_default=("random", "随机"), scope=Scope.PROCESS,
+    ),
+    Variable(
+        "JOB_ID", "job_id", _NODE, None, _JOB,
+        "The job a process belongs to; any other job's scheduler is refused. `samebits run` sets it.",
+        "进程所属作业的标识；进程拒绝其他作业的 scheduler。由 `samebits run` 设置。",
+        example="5e0a3c4e", shown_default=("any", "任意"), scope=Scope.PROCESS,
+    ),
+    Variable(
+        "ENABLE_RECOVERY", "enable_recovery", _SWITCH, "0", _RECOVERY,
+        "`1`: killed processes can come back to the same bits. `0`: a death ends the job with its cause.",
+        "`1`：被杀的进程可以恢复，结果逐比特一致。`0`：任一进程死亡即结束作业并给出原因。",
+        shown_default=("0 (`run.sh` exports 1 unless set)", "0（未设置时 `run.sh` 导出 1）"), scope=Scope.JOB,
+    ),
+    Variable(
+        "REBUILD", "rebuild", _SWITCH, "1", _RECOVERY,
+        "`1`: a scheduler that finds RECOVERY_PATH empty takes up the job that most living workers report.",
+        "`1`：RECOVERY_PATH 为空时，scheduler 依据多数存活 worker 的一致报告重建作业。",
+        shown_default=("1 (`run.sh` exports 0)", "1（`run.sh` 导出 0）"), scope=Scope.PROCESS,
+    ),
+    Variable(
+        "RECOVERY_PATH", "recovery_path", _FOLDER, "./recovery", _RECOVERY,
+        "Folder of the scheduler's journal and lock.",
+        "scheduler 的记录簿（journal）和锁所在目录。",
+    ),
+    Variable(
+        "REGISTER_COOLDOWN", "register_cooldown_s", _seconds(0), "30", _RECOVERY,
+        "Seconds a new process of a known node waits before it may take its seat again.",
+        "已知节点的新进程重新就位前须等待的秒数。",
+    ),
+    Variable(
+        "HEARTBEAT_INTERVAL", "heartbeat_interval_s", _seconds(0.001), "1", _JOB,
+        "Seconds between a worker's heartbeats; at most half of NODE_TIMEOUT.",
+        "worker 心跳间隔（秒），至多为 NODE_TIMEOUT 的一半。",
+    ),
+    Variable(
+        "NODE_TIMEOUT", "node_timeout_s", _seconds(0.001), "5", _JOB,
+        "Seconds of silence after which a node is lost; at most TOPO_TIMEOUT.",
+        "节点静默多少秒后视为丢失，至多为 TOPO_TIMEOUT。",
+    ),
+    Variable(
+        "LEASE_DETECTOR", "lease_detector", _DETECTOR, "fixed", _JOB,
+        "`fixed`: a node is lost after NODE_TIMEOUT. `phi`: after a silence that its own heartbeats so far make all "
+        "but impossible, from two heartbeats to twice NODE_TIMEOUT; sooner on a calm network, often wrong where "
+        "machines pause.",
+        "`fixed`：静默 NODE_TIMEOUT 后视为丢失。`phi`：静默之久按其以往的心跳几乎不可能时视为丢失，介于两次心跳与两倍 "
+        "NODE_TIMEOUT 之间；网络平稳时更快，但在机器会停顿处常常误判。",
+    ),
+    Variable(
+        "RECONNECT_GRACE", "reconnect_grace_s", _seconds(0), "0.5", _JOB,
+        "Seconds a closed connection has to come back before its node is lost.",
+        "连接断开后等待其恢复的秒数，超过则节点视为丢失。",
+    ),
+    Variable(
+        "TOPO_TIMEOUT", "topo_timeout_s", _seconds(0.001), "1800", _JOB,
+        "Seconds a round waits for members, and a worker that is not training for a scheduler.",
+        "一轮组网等待成员的秒数，也是未在训练的 worker 等待 scheduler 的秒数。",
+    ),
+    Variable(
+        "WATCHDOG", "watchdog", _SWITCH, "1", _WATCH,
+        "`1`: where no step is made for too long it is said which worker holds the others up, and in which line of "
+        "the script. `0`: nobody watches.",
+        "`1`：长时间没有新的一步时，指出是哪个 worker、停在脚本哪一行。`0`：不监视。",
+    ),
+    Variable(
+        "STEP_TIMEOUT", "step_timeout_s", _seconds(0.001), None, _WATCH,
+        "Seconds without a step after which that is said; a generation's first steps have 600 s.",
+        "多少秒没有新的一步即指出原因；每一代（generation）最初几步为 600 秒。",
+        example="60",
+        shown_default=("learned: 3 × the longest so far, 5 or more", "自动学习：迄今最长间隔的 3 倍，不小于 5"),
+    ),
+    Variable(
+        "HANG", "hang", _HANG, "end", _WATCH,
+        "`end`: a worker that holds the others up for twice the step timeout (and 30 s, where that is learned) is "
+        "ended, for a restart or a spare to replace it. `tell`: it is only said.",
+        "`end`：某 worker 拖住其他 worker 达两倍步超时（自动学习时至少 30 秒）即被结束，由重启的进程或热备接替。"
+        "`tell`：只指出，不结束。",
+    ),
+    Variable(
+        "CAUSE_TABLE", "cause_table", _FILE, None, _WATCH,
+        "A TOML file with your own rows of the [table of causes](messages.md): what is tried again, what ends a job.",
+        "TOML 文件，内含你自己的[原因表](messages.zh-CN.md)条目：哪些要重试、哪些结束作业。",
+        example="causes.toml",
+    ),
+    Variable(
+        "LOSS_ANOMALY", "loss_anomaly", _ANOMALY, "tell", _WATCH,
+        "What follows where `state.report(loss=…, grad_norm=…)` is given a number that is none, or one far out of the "
+        "band of the last 64: `tell` names step and rank, `stop` ends the script with an error, `recompute` has "
+        "everybody go back to the last commit and compute it again, `off` does not look.",
+        "当 `state.report(loss=…, grad_norm=…)` 得到的不是数，或远离最近 64 个值的范围时：`tell` 指出步和 rank，"
+        "`stop` 以错误结束脚本，`recompute` 让所有 worker 回到最近一次提交重新计算，`off` 不查看。",
+        scope=Scope.JOB,
+    ),
+    Variable(
+        "HIDDEN_STATE", "hidden_state", _HIDDEN, "tell", _WATCH,
+        "`tell`: during the first commits, and after the first epoch, the values that the training function reads "
+        "outside the state are observed, and those that change are named with their lines, because a recovery does not "
+        "restore them. `off` does not look.",
+        "`tell`：在最初几次提交期间以及第一个 epoch 之后，观察训练函数在状态之外读取的值；"
+        "恢复不会还原这些值，因此会指出其中发生变化的值及其所在行。`off` 不查看。",
+    ),
+    Variable(
+        "CONSISTENCY_EVERY", "consistency_every", _EVERY, "50", _EQUAL,
+        "Steps from one comparison of all ranks' weights, moments and positions to the next; it is hashed beside the "
+        "next steps, and a copy of the last state in which all were equal is kept in memory. `auto`: as often as costs "
+        "1 % of training at most; `0`: they are compared at saves and at the end only, and nothing is mended.",
+        "相邻两次比较所有 rank 的权重、动量和位置之间的步数；哈希与后续的步并行计算，"
+        "内存中保留最近一次全体相等的状态的副本。"
+        "`auto`：开销不超过训练的 1 %；`0`：只在保存时和结束时比较，不修复。",
+        scope=Scope.JOB,
+    ),
+    Variable(
+        "CONSISTENCY", "consistency", _MEND, "majority", _EQUAL,
+        "What follows where ranks that were equal are not any more: `majority`: where more than half agree, all go "
+        "back to where all were equal; `leader`: rank 0 is believed, and all go back; `stop`: the job ends.",
+        "曾经相等的 rank 变得不相等时：`majority`：若过半数一致，全体回到相等之处；`leader`：以 rank 0 为准，全体回退；"
+        "`stop`：作业结束。",
+    ),
+    Variable(
+        "AUDIT", "audit", _AUDIT, "0", _EQUAL,
+        "Every so many steps one rank's gradient, in turn, is computed again by another rank before it is used; where "
+        "two differ a third decides, and the step is taken again. For a loop with one DistributedDataParallel module.",
+        "每隔这么多步，轮流由另一个 rank 在使用之前重新计算某个 rank 的梯度；两者不同时由第三个判定，该步重做。"
+        "适用于只有一个 DistributedDataParallel 模块的循环。",
+        scope=Scope.JOB,
+    ),
+    Variable(
+        "PREFLIGHT", "preflight", _SWITCH, "0", _HEALTH,
+        "`1`: before it asks for a seat, a worker checks its device, memory and disk, and leaves with an error where "
+        "one of them is wrong; a second or two. `samebits doctor --preflight` does the same by hand. Before the first "
+        "generation the nodes are compared: who is slow or adds up wrong gives its seat to a spare.",
+        "`1`：worker 在申请席位之前检查自己的设备、内存和磁盘，有误则报错退出；需一两秒。"
+        "`samebits doctor --preflight` 可手动做同样的检查。"
+        "第一代形成之前还会比较各节点：过慢或求和出错的节点把席位让给热备。",
+    ),
+    Variable(
+        "STRAGGLER", "straggler", _STRAGGLER, "tell", _WATCH,
+        "What follows where a worker's own part of a step (not its waiting for others) is slower than "
+        "STRAGGLER_FACTOR: `tell` names it and the part that is slow, `swap` has it leave at a commit once a spare is "
+        "warm, `off` does not look.",
+        "某 worker 自身在一步中所花的时间（不含等待其他 worker）慢于 STRAGGLER_FACTOR 时：`tell` 指出它和慢的部分；"
+        "`swap` 在有热备时让它于某次提交后离开；`off` 不查看。",
+    ),
+    Variable(
+        "STRAGGLER_FACTOR", "straggler_factor", _FACTOR, "1.2", _WATCH,
+        "How many times the median of all workers is slow, over 20 steps or more and 5 s or more.",
+        "达到所有 worker 中位数的多少倍即算慢（至少 20 步且至少 5 秒）。",
+    ),
+    Variable(
+        "HEALTH_INTERVAL", "health_interval_s", _seconds(0.1), "10", _HEALTH,
+        "Seconds from one look at a worker's host to the next.",
+        "两次查看 worker 所在主机状况之间的秒数。",
+    ),
+    Variable(
+        "HEALTH_CPU", "health_cpu", _POLICY, "tell", _HEALTH,
+        "What follows where two looks in a row find HEALTH_CPU_LIMIT reached: `tell` says it, `drain` has the worker "
+        "leave at a commit once a spare is warm, `refuse` does so too and keeps who finds it before it has a seat from "
+        "asking for one, `off` does not look.",
+        "连续两次查看都达到 HEALTH_CPU_LIMIT 时：`tell` 只说明；`drain` 在有热备时让该 worker 于某次提交后离开；"
+        "`refuse` 同 `drain`，且尚无席位者查到时不申请席位；`off` 不查看。",
+    ),
+    Variable(
+        "HEALTH_CPU_LIMIT", "health_cpu_limit", _SHARE, "0.9", _HEALTH,
+        "Share of the host's CPUs that may be busy.",
+        "主机 CPU 可被占用的比例。",
+    ),
+    Variable(
+        "HEALTH_MEMORY", "health_memory", _POLICY, "tell", _HEALTH,
+        "The same for memory.",
+        "同上，针对内存。",
+    ),
+    Variable(
+        "HEALTH_MEMORY_LIMIT", "health_memory_limit", _SHARE, "0.9", _HEALTH,
+        "Share of the host's memory, or of a control group's limit, that may be taken (files that can be read again "
+        "do not count).",
+        "主机内存或控制组上限可被占用的比例（可重新读取的文件缓存不计）。",
+    ),
+    Variable(
+        "HEALTH_DISK", "health_disk", _POLICY, "tell", _HEALTH,
+        "The same for the disks of CHECKPOINT_PATH, LOG_DIR and RECOVERY_PATH, and for /dev/shm.",
+        "同上，针对 CHECKPOINT_PATH、LOG_DIR、RECOVERY_PATH 所在磁盘和 /dev/shm。",
+    ),
+    Variable(
+        "HEALTH_DISK_LIMIT", "health_disk_limit", _SHARE, "0.9", _HEALTH,
+        "Share of each of these disks that may be full.",
+        "上述每个磁盘可被占用的比例。",
+    ),
+    Variable(
+        "HEALTH_DEVICE_ERRORS", "health_device_errors", _POLICY, "tell", _HEALTH,
+        "The same for what the device's vendor calls a fault: memory errors that were not corrected, a health that is "
+        "not OK, an Xid of the device's own.",
+        "同上，针对设备厂商判为故障者：未纠正的内存错误、非 OK 的健康状态、属于设备本身的 Xid。",
+    ),
+    Variable(
+        "HEALTH_DEVICE_HEAT", "health_device_heat", _POLICY, "tell", _HEALTH,
+        "The same for the device's temperature.",
+        "同上，针对设备温度。",
+    ),
+    Variable(
+        "HEALTH_DEVICE_HEAT_LIMIT", "health_device_heat_limit", _whole(1, 200), "90", _HEALTH,
+        "°C that it may have.",
+        "设备可达到的温度（°C）。",
+    ),
+    Variable(
+        "HEALTH_DEVICE_SLOWED", "health_device_slowed", _POLICY, "tell", _HEALTH,
+        "The same for a device that slows itself down for heat or power (NVIDIA).",
+        "同上，针对因温度或供电而自行降频的设备（NVIDIA）。",
+    ),
+    Variable(
+        "HEALTH_DEVICE_MEMORY", "health_device_memory", _POLICY, "tell", _HEALTH,
+        "The same for the device's memory, at commits; what torch only caches counts as free.",
+        "同上，针对设备内存（于提交时查看）；torch 仅缓存者视为空闲。",
+    ),
+    Variable(
+        "HEALTH_DEVICE_MEMORY_LIMIT", "health_device_memory_limit", _SHARE, "0.9", _HEALTH,
+        "Share of it that may be taken.",
+        "设备内存可被占用的比例。",
+    ),
+    Variable(
+        "HEALTH_DEVICE_SHARED", "health_device_shared", _POLICY, "tell", _HEALTH,
+        "The same for a device of whose memory others have a tenth, and that is 90 % busy.",
+        "同上，针对他人占用其内存十分之一以上且使用率达 90 % 的设备。",
+    ),
+    Variable(
+        "MIN_WORKER_NUM", "min_worker_num", _WORKERS, "WORKER_NUM", _ELASTIC,
+        "Smallest world that trains on; below it everybody waits.",
+        "可继续训练的最小 world size；低于它则全体等待。",
+        scope=Scope.JOB,
+    ),
+    Variable(
+        "MAX_WORKER_NUM", "max_worker_num", _WORKERS, "WORKER_NUM", _ELASTIC,
+        "Largest world that is formed: up to it, workers that arrive later join at the next commit.",
+        "可组成的最大 world size：未达此数时，后到的 worker 在下一次 commit 时加入。",
+        scope=Scope.JOB,
+    ),
+    Variable(
+        "START_GRACE", "start_grace_s", _seconds(0), "30", _ELASTIC,
+        "Seconds after which the first generation forms without WORKER_NUM, if MIN_WORKER_NUM are present.",
+        "首次组网时，人数未达 WORKER_NUM 但已达 MIN_WORKER_NUM，等待多少秒后开始。",
+    ),
+    Variable(
+        "SHRINK_GRACE", "shrink_grace_s", _seconds(0), "10", _ELASTIC,
+        "Seconds a lost worker is waited for before the world goes on without it, if MIN_WORKER_NUM are left.",
+        "丢失的 worker 等待多少秒后不再等它（剩余不少于 MIN_WORKER_NUM 时）。",
+    ),
+    Variable(
+        "RESET_LIMIT", "reset_limit", _whole(0, MOST_RESETS), "0", _ELASTIC,
+        "How often training may begin anew, after a loss or to grow, before the job ends; `0`: as often as it must.",
+        "因丢失或扩容而重新组网的次数上限，超过即结束作业；`0` 表示不限。",
+    ),
+    Variable(
+        "HOST_DISCOVERY_SCRIPT", "host_discovery_script", _COMMAND, None, _DISCOVERY,
+        "Command that prints the hosts there are, `host` or `host:slots` a line; asked every second, and workers are "
+        "started and drained as hosts come and go.",
+        "打印可用主机的命令，每行一个 `host` 或 `host:slots`；每秒询问一次，随主机增减而启动或撤离 worker。",
+        example="./hosts.sh", shown_default=("no discovery", "不发现主机"),
+    ),
+    Variable(
+        "HOST_LAUNCH", "host_launch", _COMMAND, None, _DISCOVERY,
+        "Command that starts a worker on another host, with {host}, {node} and {command} filled in; no shell reads it.",
+        "在其他主机上启动 worker 的命令，填入 {host}、{node} 和 {command}；不经过 shell。",
+        example="'ssh -o BatchMode=yes {host} {command}'",
+        shown_default=("none: only this machine", "无：仅本机"),
+    ),
+    Variable(
+        "HOST_SLOTS", "host_slots", _WORKERS, "1", _DISCOVERY,
+        "Workers of a host that the script names without a number.",
+        "脚本未给出数目的主机上的 worker 数。",
+    ),
+    Variable(
+        "HOST_REST", "host_rest_s", _REST, "10:600", _DISCOVERY,
+        "Seconds a host that failed is left alone: the first time, and at most; each time twice as long.",
+        "失败的主机被搁置的秒数：首次和最长；每次加倍。",
+    ),
+    Variable(
+        "PREEMPTION_COMMAND", "preemption_command", _WORDS, None, _DISCOVERY,
+        "Command that each worker runs every 5 s, without a shell: status 0 says that its machine is about to be taken "
+        "away, and the worker leaves at its next commit.",
+        "每个 worker 每 5 秒运行一次的命令，不经过 shell：状态码 0 表示所在机器即将被收回，worker 在下一次提交后离开。",
+        example="'test -e /run/preempted'",
+        shown_default=("none: SIGTERM alone says it", "无：只看 SIGTERM"),
+    ),
+    Variable(
+        "MAX_RESTARTS", "max_restarts", _whole(0, MOST_RESETS), "0", _SUPERVISION,
+        "How often in one window a process that died is started again without a person; `0`: never.",
+        "一个时间窗口内，死亡的进程无需人工即可自动重启的次数上限；`0` 表示从不。",
+        shown_default=("0 (`samebits run` exports 32767 unless set)", "0（未设置时 `samebits run` 导出 32767）"),
+    ),
+    Variable(
+        "RECOVER_STRATEGY", "recover_strategy", _STRATEGY, "process,pod", _SUPERVISION,
+        "Under `samebits keep`: at which levels a process that died is tried again, lowest first (docs/clusters.md).",
+        "在 `samebits keep` 之下：死亡的进程在哪些级别上重试，从最低级开始（docs/clusters.zh-CN.md）。",
+    ),
+    Variable(
+        "RECOVER_ATTEMPTS", "recover_attempts", _whole(1, MOST_RESETS), "3", _SUPERVISION,
+        "How often each level is tried in vain before the next one.",
+        "每个级别连续失败多少次后升到下一级。",
+    ),
+    Variable(
+        "PROCESS_RECOVER", "process_recover", _TURN, None, _SUPERVISION,
+        "Ascend's switch of the process level; wins over RECOVER_STRATEGY.",
+        "昇腾的进程级开关；优先于 RECOVER_STRATEGY。",
+        shown_default=("as RECOVER_STRATEGY says", "由 RECOVER_STRATEGY 决定"),
+    ),
+    Variable(
+        "POD_RESCHEDULING", "pod_rescheduling", _TURN, None, _SUPERVISION,
+        "Ascend's switch of the pod level; wins over RECOVER_STRATEGY.",
+        "昇腾的 pod 级开关；优先于 RECOVER_STRATEGY。",
+        shown_default=("as RECOVER_STRATEGY says", "由 RECOVER_STRATEGY 决定"),
+    ),
+    Variable(
+        "MONITOR_INTERVAL", "monitor_interval_s", _seconds(0.001), "5", _SUPERVISION,
+        "Seconds between two looks at processes whose death nothing has told of; a death is an event, this a backstop.",
+        "检查进程是否已死亡的间隔秒数；死亡本身以事件通知，此项仅为后备。",
+    ),
+    Variable(
+        "SHUTDOWN_TIMEOUT", "shutdown_timeout_s", _seconds(0), "10", _SUPERVISION,
+        "Seconds that whoever is to end may take, from the request to SIGKILL.",
+        "进程被要求结束后，从请求到 SIGKILL 之间允许的秒数。",
+    ),
+    Variable(
+        "PLAIN", "plain", _SWITCH, "0", _PLAIN,
+        "`1`: the script is not ported; a process holds the seat and runs it as torchrun does, anew after a loss.",
+        "`1`：脚本未移植：每个席位由一个小进程持有，像 torchrun 一样运行脚本，有成员丢失后重新运行。",
+    ),
+    Variable(
+        "DIE_WITH_ME", "die_with_me", _SWITCH, "0", _SUPERVISION,
+        "`1`: what was started ends at once, by SIGKILL, when its starter does; else the job goes on without it.",
+        "`1`：启动者一旦结束，由它启动的进程立即被 SIGKILL 结束；否则作业不依赖启动者继续运行。",
+    ),
+    Variable(
+        "SPARE_NUM", "spare_num", _whole(0, MOST_WORKERS), "0", _SPARES,
+        "Spares admitted beyond the largest world; one takes a lost worker's slot at once.",
+        "在最大 world size 之外接纳的热备（spare）数；有 worker 丢失时，热备立即接替其 slot。",
+        scope=Scope.JOB,
+    ),
+    Variable(
+        "CHECKPOINT_PATH", "checkpoint_path", _FOLDER_OR_URL, "./ckpt_of_rank", _RECOVERY,
+        "Folder with one checkpoint directory per rank; also a URL such as s3://bucket/folder.",
+        "检查点目录，每个 rank 一个子目录；也可以是 URL，例如 s3://bucket/folder。",
+    ),
+    Variable(
+        "COMPILE_CACHE_PATH", "compile_cache_path", _FOLDER, None, _COMPILING,
+        "Folder of what torch.compile has made, kept for restarted processes, spares and later jobs.",
+        "torch.compile 产物的目录，供重启的进程、热备和以后的作业使用。",
+        example="./compile_cache", shown_default=("torch's own, in /tmp", "torch 自己的，在 /tmp"),
+    ),
+    Variable(
+        "OP_COMPILE", "op_compile", _OPERATORS, None, _COMPILING,
+        "Ascend: `binary` takes operators as CANN has them, `cache` compiles each once and keeps it.",
+        "昇腾：`binary` 使用 CANN 自带的算子，`cache` 逐个编译一次并保留。",
+        example="binary", shown_default=("torch_npu's own", "torch_npu 自己的"),
+    ),
+    Variable(
+        "LOG_DIR", "log_dir", _FOLDER, "./device", _JOB,
+        "Logs and pid files of the scripts.",
+        "脚本的日志和 pid 文件目录。",
+    ),
+    Variable(
+        "PROBE_FILE", "probe_file", _FILE, None, _JOB,
+        "File in which this process says every second how it is, for `samebits probe`.",
+        "本进程每秒在此文件中写明自身状态，供 `samebits probe` 读取。",
+        example="/run/probe", scope=Scope.PROCESS,
+    ),
+    Variable(
+        "DASHBOARD_PORT", "dashboard_port", _PORT, None, _JOB,
+        "Port, on loopback, of the page that `samebits run` starts beside the job (docs/seeing.md).",
+        "`samebits run` 在作业旁启动的页面所用的本机回环端口（docs/seeing.zh-CN.md）。",
+        example="8265", shown_default=("no page", "没有页面"),
+    ),
+    Variable(
+        "DASHBOARD_ACTIONS", "dashboard_actions", _SWITCH, "0", _JOB,
+        "`1`: who shows the page's token can kill a worker from it, or have one leave. `0`: the page only shows.",
+        "`1`：出示令牌者可在页面上杀死某个 worker 或让其退出。`0`：页面只供查看。",
+    ),
+    Variable(
+        "JOB_NAME", "job_name", _TITLE, "", _JOB,
+        "Name a new worker is recognised by.",
+        "作业名，用于核对新加入的 worker。",
+        example="digits", shown_default=("the script's file name", "脚本文件名"),
+    ),
+    Variable(
+        "DEVICE", "device", _DEVICE, None, _JOB,
+        "Device type to train on.",
+        "训练所用的设备类型。",
+        shown_default=("the accelerator there is, else cpu", "有加速器则用之，否则 cpu"),
+    ),
+    Variable(
+        "COLLECTIVE_BACKEND", "collective_backend", _BACKEND, None, _JOB,
+        "`gloo`: NVIDIA's tensors travel through host memory, so that several workers may share one GPU.",
+        "`gloo`：NVIDIA 的张量经主机内存传输，因而多个 worker 可共用一块 GPU。",
+        example="gloo", shown_default=("the device's: gloo, nccl or hccl", "随设备：gloo、nccl 或 hccl"),
+    ),
+    Variable(
+        "CLUSTER_SECRET", "cluster_secret", _SECRET, None, _AUTHENTICATION,
+        "The cluster's secret: authenticates and encrypts, the same for every process; wins over CLUSTER_SECRET_FILE.",
+        "集群密钥：认证与加密，各进程须相同；优先于 CLUSTER_SECRET_FILE。",
+        secret=True,
+    ),
+    Variable(
+        "CLUSTER_SECRET_FILE", "cluster_secret_file", _FILE, None, _AUTHENTICATION,
+        "File that holds the secret, for `recover.sh` to find it again.",
+        "存放密钥的文件，`recover.sh` 可据此找回密钥。",
+    ),
+    Variable(
+        "CLUSTER_INSECURE", "cluster_insecure", _SWITCH, "0", _INSECURE,
+        "`1`: the scheduler may listen beyond loopback without a secret, on a network you trust.",
+        "`1`：允许 scheduler 在无密钥时监听非回环地址（仅限可信网络）。",
+    ),
+)  # fmt: skip
+
+
+# --- the page's rows --------------------------------------------------------------------------------------------------
+
+
+def environment_table() -> str:
+    """The table of variables in docs/operating.md: markdown, one row per entry, no trailing newline."""
+    rows = ["| name | default | value | meaning |", "|---|---|---|---|"]
+    for variable in VARIABLES:
+        default = variable.shown_default[0] or variable.default or "–"
+        note = "" if variable.capability.built else "(not built yet: refused) "
+        rows.append(f"| `{variable.name}` | {default} | {variable.kind.expected} | {note}{variable.meaning} |")
+    return "\n".join(rows)
+
+
+def environment_table_zh() -> str:
+    """The same table for docs/operating.zh-CN.md."""
+    rows = ["| 名称 | 默认值 | 取值 | 含义 |", "|---|---|---|---|"]
+    for variable in VARIABLES:
+        default = variable.shown_default[1] or variable.default or "–"
+        note = "" if variable.capability.built else "（尚未实现，设置即拒绝）"
+        rows.append(f"| `{variable.name}` | {default} | {variable.kind.expected_zh} | {note}{variable.meaning_zh} |")
+    return "\n".join(rows)

@@ -1,0 +1,336 @@
+"""Reading a point's data: every chunk is hashed as it passes, and nothing is handed out before all of them fit.
+
+Here live verifying, reading, and the point as a value; scanning and writing do not. The one idea: one pass over the
+file into one buffer, and the tensors are views into it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from samebits.errors import CheckpointError
+from samebits.store import durable
+from samebits.store.checkpoint.format import safetensors_header
+from samebits.store.checkpoint.format.manifest import Manifest, PointHeader
+from samebits.store.checkpoint.format.safetensors_header import TensorEntry, encode_header
+from samebits.store.checkpoint.format.tensor_part import TensorPart, bytes_of
+from samebits.store.checkpoint.format.tree import Tree
+from samebits.store.checkpoint.local.scanning import FoundPoint
+
+_MEND = "an older point, or another rank's copy of this one, is whole; this one is kept for inspection"
+_ALIGNMENT_BYTES = 64
+_CACHED_BYTES = 256 * 1024
+"""So much is read at a time, to be hashed while it is still in a core's own cache."""
+_CACHED_BYTES_OF_SEVERAL = 2 * 1024 * 1024
+"""The same where several threads read: after each time they meet at the interpreter's lock."""
+_MOST_PIECES = 512  # of one system call; readv(2), IOV_MAX
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A point's contents, verified: tensors by name, as writable views into one buffer, and all that is no tensor."""
+
+    header: PointHeader
+    tensors: dict[str, TensorPart]
+    tree: Tree
+    layout: Tree
+
+
+def verify(found: FoundPoint, on_bytes: Callable[[int], object] | None = None) -> None:
+    """Read the whole point and compare every hash; :class:`CheckpointError` names the file and the chunk.
+
+    Args:
+        found: the point.
+        on_bytes: is told how many bytes were read and compared, chunk by chunk.
+    """
+    for _, chunk in verified_chunks(found):
+        if on_bytes is not None:
+            on_bytes(len(chunk))
+    tensor_entries(found)
+
+
+def verified_chunks(found: FoundPoint) -> Iterator[tuple[int, memoryview]]:
+    """The data file chunk by chunk, compared: where each begins, and its bytes, which the next one overwrites."""
+    manifest = found.require_manifest()
+    scratch = memoryview(bytearray(min(manifest.chunk_bytes, manifest.data_bytes)))
+    with _opened(found, manifest) as descriptor:
+        for index, start, end in chunks_of(manifest):
+            _read_chunk(descriptor, [scratch[: end - start]], found, manifest, index)
+            yield start, scratch[: end - start]
+
+
+def tensor_entries(found: FoundPoint) -> list[TensorEntry]:
+    """Where the tensors lie, in the order of the file; of the data only the chunks with the header are read."""
+    manifest = found.require_manifest()
+    beginning = bytearray()
+
+    def read_range(start: int, end: int) -> bytes:
+        while len(beginning) < min(end, manifest.data_bytes):
+            offset = len(beginning)
+            chunk = memoryview(bytearray(min(manifest.chunk_bytes, manifest.data_bytes - offset)))
+            _read_chunk(descriptor, [chunk], found, manifest, offset // manifest.chunk_bytes)
+            beginning.extend(chunk)
+        return bytes(beginning[start:end])
+
+    with _opened(found, manifest) as descriptor:
+        entries = decode_tensor_header(read_range, manifest, str(found.data_file))
+    return sorted(entries, key=lambda entry: (entry.start, entry.end))
+
+
+def read(found: FoundPoint, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1) -> Checkpoint:
+    """The point's contents, verified in the same pass; :class:`CheckpointError` names the file and the chunk.
+
+    Args:
+        found: the point.
+        threads: how many share the chunks.
+        targets: tensors in writable memory, by name. What agrees with one in dtype and shape is read into it, and the
+            target itself is in the result: a state that goes back to a point needs no second copy of itself. After an
+            error they may hold anything.
+    """
+    manifest = found.require_manifest()
+    with _opened(found, manifest) as descriptor:
+        try:  # not verified yet: it only says which memory the bytes go to, and its chunks are verified like all others
+            entries = _entries_in(descriptor, found, manifest)
+        except CheckpointError:
+            verify(found)  # which names the chunk
+            raise
+        tensors, views = places_of(entries, targets or {}, manifest.data_bytes)
+        _read_chunks(descriptor, views, found, manifest, threads)
+    return Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
+
+
+def places_of(
+    entries: list[TensorEntry], targets: Mapping[str, TensorPart], file_bytes: int
+) -> tuple[dict[str, TensorPart], list[memoryview]]:
+    """The tensors, not filled yet, and the whole file as the pieces of memory to fill, the header's first."""
+    tensors: dict[str, TensorPart] = {}
+    in_order = sorted(entries, key=lambda entry: (entry.start, entry.end))
+    header_bytes = in_order[0].start if in_order else file_bytes
+    views = [memoryview(bytearray(header_bytes))]
+    fitting = [_fitting(entry, targets) for entry in in_order]
+    own = new_buffer(sum(_padded(entry) for entry, part in zip(in_order, fitting, strict=True) if part is None))
+    for entry, target in zip(in_order, fitting, strict=True):
+        if target is None:
+            view, own = own[: entry.end - entry.start], own[_padded(entry) :]
+            target = TensorPart(entry.name, entry.dtype, entry.shape, view)
+        tensors[entry.name] = target
+        views.append(bytes_of(target))
+    return {entry.name: tensors[entry.name] for entry in entries}, views
+
+
+def _fitting(entry: TensorEntry, targets: Mapping[str, TensorPart]) -> TensorPart | None:
+    target = targets.get(entry.name)
+    return target if target is not None and target.dtype == entry.dtype and target.shape == entry.shape else None
+
+
+def _padded(entry: TensorEntry) -> int:
+    return -(-(entry.end - entry.start) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+def _cut(views: list[memoryview], chunk_bytes: int) -> Iterator[list[memoryview]]:
+    """The views, one after another, cut into lists of ``chunk_bytes`` in all; the last may have less."""
+    pieces, room = list[memoryview](), chunk_bytes
+    for view in views:
+        while view:
+            piece, view = view[:room], view[room:]
+            pieces.append(piece)
+            room -= len(piece)
+            if room == 0:
+                yield pieces
+                pieces, room = [], chunk_bytes
+    if pieces:
+        yield pieces
+
+
+def read_data(found: FoundPoint, manifest: Manifest, buffer: memoryview) -> None:
+    """Fill ``buffer`` with the bytes of the data file, verified."""
+    with _opened(found, manifest) as descriptor:
+        for index, start, end in chunks_of(manifest):
+            _read_chunk(descriptor, [buffer[start:end]], found, manifest, index)
+
+
+def copy_data(source: memoryview, manifest: Manifest, buffer: memoryview, origin: str) -> None:
+    """Fill ``buffer`` from a data file that lies in memory, verified; ``origin`` names it in the error."""
+    for index, start, end in chunks_of(manifest):
+        buffer[start:end] = source[start:end]
+        require_digest(xxhash.xxh3_128_digest(buffer[start:end]), end - start, origin, manifest, index)
+
+
+def checkpoint_of(manifest: Manifest, buffer: memoryview, origin: str) -> Checkpoint:
+    """The point whose verified data file is ``buffer``; ``origin`` names it in an error."""
+    tensors = {
+        entry.name: TensorPart(entry.name, entry.dtype, entry.shape, buffer[entry.start : entry.end])
+        for entry in decode_tensor_header(lambda start, end: bytes(buffer[start:end]), manifest, origin)
+    }
+    return Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
+
+
+def new_buffer(size_bytes: int) -> memoryview:
+    """Writable, page-aligned memory that is not touched before it is filled, unlike a bytearray, which is zeroed.
+
+    Faulting in small pages one by one costs more than reading and hashing them, so huge ones are asked for.
+
+    Raises:
+        CheckpointError: no point that this machine has saved is as large.
+    """
+    machine_bytes = os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
+    if size_bytes > machine_bytes:  # Linux may promise more than there is, and kill the process that fills it
+        raise CheckpointError(f"its {size_bytes} bytes do not fit into the {machine_bytes} of this machine's memory")
+    memory = mmap.mmap(-1, max(1, size_bytes), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel built without them: it is advice, and the memory is good anyway
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)[:size_bytes]
+
+
+def _entries_in(descriptor: int, found: FoundPoint, manifest: Manifest) -> list[TensorEntry]:
+    base = found.data_offset or 0
+    return decode_tensor_header(
+        lambda start, end: os.pread(descriptor, end - start, base + start), manifest, str(found.data_file)
+    )
+
+
+def decode_tensor_header(read_range: Callable[[int, int], bytes], manifest: Manifest, origin: str) -> list[TensorEntry]:
+    """The tensors that the data file names; ``read_range`` gives its bytes from a start to an end."""
+    first, file_bytes = safetensors_header.LENGTH_BYTES, manifest.data_bytes
+    try:
+        length = safetensors_header.decode_header_length(read_range(0, first), file_bytes)
+        return safetensors_header.decode_header(read_range(first, first + length), file_bytes)
+    except CheckpointError as error:
+        raise CheckpointError(f"{origin}: {error}; {_MEND}") from None
+
+
+@contextlib.contextmanager
+def _opened(found: FoundPoint, manifest: Manifest) -> Iterator[int]:
+    path = found.data_file
+    with durable.disk_errors(path, "reading the point", CheckpointError):
+        descriptor = durable.open_regular(path)
+        try:
+            size_bytes = os.fstat(descriptor).st_size
+            if found.data_offset is None and size_bytes != manifest.data_bytes:
+                raise CheckpointError(f"{path}: {size_bytes} bytes, {manifest.data_bytes} were saved; {_MEND}")
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+
+def chunks_of(manifest: Manifest) -> Iterator[tuple[int, int, int]]:
+    """The chunks of the data file: number, first byte, and the byte after the last."""
+    for index in range(len(manifest.chunks)):
+        start = index * manifest.chunk_bytes
+        yield index, start, min(start + manifest.chunk_bytes, manifest.data_bytes)
+
+
+def _read_chunks(descriptor: int, views: list[memoryview], found: FoundPoint, manifest: Manifest, threads: int) -> None:
+    """Fill the views, one after another, with the whole file; this thread is one of those that do."""
+    others = min(threads, len(manifest.chunks)) - 1
+    chunks, taking = enumerate(_cut(views, manifest.chunk_bytes)), threading.Lock()
+    cached_bytes = _CACHED_BYTES_OF_SEVERAL if others > 0 else _CACHED_BYTES
+    failures: dict[int, BaseException] = {}
+
+    def read_some() -> None:
+        index = -1
+        try:
+            while not failures:
+                with taking:
+                    index, pieces = next(chunks, (-1, []))
+                if not pieces:
+                    return
+                _read_chunk(descriptor, pieces, found, manifest, index, cached_bytes)
+        except BaseException as error:  # whatever it is: a chunk that nobody has read is not verified
+            failures[index] = error
+
+    beside: list[threading.Thread] = []
+    try:
+        for _ in range(others):
+            thread = threading.Thread(target=read_some, name="samebits-read")
+            thread.start()
+            beside.append(thread)
+        read_some()
+    finally:
+        for thread in beside:
+            thread.join()  # nobody reads any more when this is left
+    if failures:
+        raise failures[min(failures)]  # of the chunks that are not what was saved, the first is named
+
+
+def _read_chunk(
+    descriptor: int,
+    pieces: list[memoryview],
+    found: FoundPoint,
+    manifest: Manifest,
+    index: int,
+    cached_bytes: int = _CACHED_BYTES,
+) -> None:
+    """Fill the pieces, one after another, with a chunk, and compare its hash."""
+    digest, offset = xxhash.xxh3_128(), (found.data_offset or 0) + index * manifest.chunk_bytes
+    for batch in _cut(pieces, cached_bytes):
+        offset = _fill(descriptor, batch, offset, found)
+        for piece in batch:
+            digest.update(piece)
+    require_digest(digest.digest(), sum(map(len, pieces)), str(found.data_file), manifest, index)
+
+
+def _fill(descriptor: int, pieces: list[memoryview], offset: int, found: FoundPoint) -> int:
+    """Read from ``offset`` on until all pieces are full, and say where that ended."""
+    rest = pieces[::-1]
+    while rest:
+        count = os.preadv(descriptor, rest[: -_MOST_PIECES - 1 : -1], offset)
+        if count == 0:
+            raise CheckpointError(f"{found.data_file}: ends at byte {offset} while it is read; {_MEND}")
+        offset += count
+        while count:
+            piece = rest.pop()
+            if count < len(piece):
+                rest.append(piece[count:])
+            count -= min(count, len(piece))
+    return offset
+
+
+def require_digest(digest: bytes, size_bytes: int, origin: str, manifest: Manifest, index: int) -> None:
+    """:class:`CheckpointError` where this is not the hash of the chunk that was saved; ``origin`` names the file."""
+    if digest != manifest.chunks[index]:
+        start = index * manifest.chunk_bytes
+        raise CheckpointError(
+            f"{origin}: chunk {index} of {len(manifest.chunks)} (bytes {start} to {start + size_bytes}) is not what "
+            f"was saved: xxh3_128 is {digest.hex()}, the manifest says {manifest.chunks[index].hex()}; {_MEND}"
+        )
+
+
+def export_tensors(
+    found: FoundPoint,
+    path: Path,
+    metadata: Mapping[str, str],
+    *,
+    replace: bool = False,
+    on_bytes: Callable[[int], object] | None = None,
+) -> None:
+    """Write the point's tensors to the file ``path``, durably.
+
+    Args:
+        found: the point.
+        path: the file; ``replace`` says whether one that is there may go.
+        metadata: goes into the file's header.
+        replace: see ``path``.
+        on_bytes: is told how many bytes were compared and written, chunk by chunk.
+
+    Raises:
+        CheckpointError: the point is not whole; there is no file then.
+        StoreError: the disk refuses, or there is a file of that name already.
+    """
+    entries = tensor_entries(found)
+    data_start = min((entry.start for entry in entries), default=found.require_manifest().data_bytes)
+    with durable.new_file(path, replace=replace) as descriptor:
+        durable.write_all(descriptor, encode_header(entries, metadata))
+        for start, chunk in verified_chunks(found):
+            durable.write_all(descriptor, chunk[max(0, data_start - start) :])
+            if on_bytes is not None:
+                on_bytes(len(chunk))

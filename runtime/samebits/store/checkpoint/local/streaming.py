@@ -1,0 +1,179 @@
+"""A point on its way to another rank, piece by piece: neither end holds it a second time.
+
+::
+
+    preface   magic "\\x93SBSTR\\x01\\n" | manifest size u64 | header size u64 | manifest.msgpack, its digests empty |
+              the header of data.safetensors | xxh3_128 of that header
+    pieces    up to ``PIECE_BYTES`` of the tensors' bytes, in the order of the file, and behind them their xxh3_128,
+              whose seed is the number of the piece
+
+How they travel is not known here. The one idea: every piece brings its own hash, so one is made ready while another
+travels and a third is verified and put where it belongs.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping
+
+import xxhash
+
+from samebits.errors import CheckpointError
+from samebits.store.checkpoint.format.manifest import (
+    CHUNK_BYTES,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    PointHeader,
+    decode_manifest,
+    encode_manifest,
+)
+from samebits.store.checkpoint.format.safetensors_header import (
+    LENGTH_BYTES,
+    MAX_HEADER_BYTES,
+    decode_header_length,
+    encode_header,
+    in_file_order,
+)
+from samebits.store.checkpoint.format.tensor_part import TensorPart, bytes_of
+from samebits.store.checkpoint.format.tree import Tree
+from samebits.store.checkpoint.local import packing
+from samebits.store.checkpoint.local.reading import Checkpoint, decode_tensor_header, places_of
+
+PIECE_BYTES = 4 * 1024 * 1024
+MAX_PREFACE_BYTES = MAX_MANIFEST_BYTES + MAX_HEADER_BYTES + 1024
+
+_HEAD = struct.Struct("<8sQQ")
+_MAGIC = b"\x93SBSTR\x01\n"
+_DIGEST_BYTES = 16
+_ORIGIN = "a point received from another rank"
+
+
+class Outgoing:
+    """A point that is sent.
+
+    Args:
+        header, tree, layout: the point's.
+        file_header: of its data file.
+        views: the rest of that file, as it lies in memory; it must not change until all was sent.
+
+    Attributes:
+        preface: to be sent before all pieces.
+        data_bytes: in all pieces, without their hashes.
+    """
+
+    def __init__(
+        self, header: PointHeader, tree: Tree, layout: Tree, file_header: bytes, views: Iterable[memoryview]
+    ) -> None:
+        views = [view for view in views if view]
+        self.data_bytes = sum(map(len, views))
+        self._rest = views[::-1]
+        self._number = 0
+        file_bytes = len(file_header) + self.data_bytes
+        unknown = (bytes(_DIGEST_BYTES),) * -(-file_bytes // CHUNK_BYTES)
+        manifest = encode_manifest(Manifest(header, layout, tree, file_bytes, CHUNK_BYTES, unknown))
+        head = _HEAD.pack(_MAGIC, len(manifest), len(file_header))
+        self.preface = b"".join([head, manifest, file_header, xxhash.xxh3_128_digest(file_header)])
+
+    @classmethod
+    def of_state(cls, header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree) -> Outgoing:
+        """A point that is on no disk. The arguments are ``write_point``'s.
+
+        Raises:
+            CheckpointError: the state cannot be taken apart faithfully; the message names the value.
+        """
+        parts = in_file_order(tensors)
+        return cls(header, tree, layout, encode_header(parts), map(bytes_of, parts))
+
+    @classmethod
+    def of_packed(cls, packed: memoryview) -> Outgoing:
+        """What ``packing.pack`` gave."""
+        manifest, data = packing.taken_apart(packed)
+        end = LENGTH_BYTES + decode_header_length(bytes(data[:LENGTH_BYTES]), len(data))
+        return cls(manifest.header, manifest.tree, manifest.layout, bytes(data[:end]), [data[end:]])
+
+    def fill(self, piece: memoryview) -> None:
+        """Make it the next piece; its length is :func:`sizes_of`'s."""
+        content = piece[:-_DIGEST_BYTES]
+        _move(self._rest, content, outwards=True)
+        piece[-_DIGEST_BYTES:] = xxhash.xxh3_128_digest(content, self._number)
+        self._number += 1
+
+
+class Incoming:
+    """A point that is received.
+
+    Args:
+        preface: as it was sent.
+        job: whose points are taken.
+        targets: as in ``reading.read``: tensors that are to be filled; after an error they may hold anything.
+
+    Attributes:
+        layout: the point's.
+        data_bytes: in all pieces, without their hashes.
+
+    Raises:
+        CheckpointError: it is not what was sent, or of another job.
+    """
+
+    def __init__(self, preface: memoryview, job: str, targets: Mapping[str, TensorPart]) -> None:
+        manifest, file_header = _preface_of(preface)
+        if manifest.header.job != job:
+            raise CheckpointError(f"{_ORIGIN}: it is of job {manifest.header.job}, this is job {job}")
+        entries = decode_tensor_header(lambda start, end: bytes(file_header[start:end]), manifest, _ORIGIN)
+        tensors, (_, *views) = places_of(entries, targets, manifest.data_bytes)
+        self.layout = manifest.layout
+        self.data_bytes = manifest.data_bytes - len(file_header)
+        self._rest = [view for view in views if view][::-1]
+        self._number = 0
+        self._point = Checkpoint(manifest.header, tensors, manifest.tree, manifest.layout)
+
+    def take(self, piece: memoryview) -> None:
+        """Put the next piece where it belongs; :class:`CheckpointError` where it is not what was sent."""
+        content, digest = piece[:-_DIGEST_BYTES], piece[-_DIGEST_BYTES:]
+        if xxhash.xxh3_128_digest(content, self._number) != digest:
+            raise CheckpointError(f"{_ORIGIN}: piece {self._number} is not what was sent; ask for it again")
+        self._number += 1
+        _move(self._rest, content, outwards=False)
+
+    def point(self) -> Checkpoint:
+        """All of it, after the last piece."""
+        assert not self._rest, "not everything has come"
+        return self._point
+
+
+def sizes_of(data_bytes: int) -> list[int]:
+    """The length of each piece, its hash included."""
+    starts = range(0, data_bytes, PIECE_BYTES)
+    return [min(PIECE_BYTES, data_bytes - start) + _DIGEST_BYTES for start in starts]
+
+
+def _preface_of(preface: memoryview) -> tuple[Manifest, memoryview]:
+    if len(preface) < _HEAD.size:
+        raise CheckpointError(f"{_ORIGIN}: {len(preface)} bytes that begin no point; ask for it again")
+    magic, manifest_bytes, header_bytes = _HEAD.unpack_from(preface)
+    header_start = _HEAD.size + manifest_bytes
+    header_end = header_start + header_bytes
+    if magic != _MAGIC or header_end + _DIGEST_BYTES != len(preface):
+        raise CheckpointError(f"{_ORIGIN}: {len(preface)} bytes that begin no point; ask for it again")
+    try:
+        manifest = decode_manifest(bytes(preface[_HEAD.size : header_start]))
+    except CheckpointError as error:
+        raise CheckpointError(f"{_ORIGIN}: {error}; ask for it again") from None
+    file_header = preface[header_start:header_end]
+    if xxhash.xxh3_128_digest(file_header) != preface[header_end:]:
+        raise CheckpointError(f"{_ORIGIN}: its list of tensors is not what was sent; ask for it again")
+    return manifest, file_header
+
+
+def _move(rest: list[memoryview], content: memoryview, *, outwards: bool) -> None:
+    """Between a piece and the views, the next one last, which become shorter."""
+    while content:
+        view = rest.pop()
+        count = min(len(view), len(content))
+        if outwards:
+            content[:count] = view[:count]
+        else:
+            view[:count] = content[:count]
+        if count < len(view):
+            rest.append(view[count:])
+        content = content[count:]

@@ -1,0 +1,280 @@
+"""A hashed memory slot on its way to another host: read in pieces at one end, and made the same slot at the other.
+
+Here live the order of the bytes (the manifest, then the data file, as one stream) and what is compared when; how they
+travel is not known. The one idea: the manifest comes first and brings the hash of every chunk, so the receiving end
+compares each chunk as it completes, in the memory where it will stay, and a point that changed on the way, or in its
+slot while it was read, never becomes a copy. Until the whole manifest has come and says what was offered nothing is
+touched of what is kept, and the newest copy stays until the new one is whole. A slot is filled anew two saves later,
+whoever still reads it; by then the same bytes are on disk, and the rest is read there.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import xxhash
+
+from samebits.core.point import Point
+from samebits.errors import CheckpointError
+from samebits.store import durable
+from samebits.store.checkpoint.format.manifest import MAX_MANIFEST_BYTES, Manifest, decode_manifest
+from samebits.store.checkpoint.local.folder import DATA_FILE, MANIFEST_FILE, point_name, rank_directory
+from samebits.store.checkpoint.local.pruning import is_abandoned
+from samebits.store.checkpoint.local.reading import require_digest
+from samebits.store.checkpoint.local.scanning import FoundPoint
+from samebits.store.checkpoint.memory.memory_buffer import (
+    MemoryBuffer,
+    SlotHeader,
+    Stage,
+    open_slot,
+    read_header,
+    read_manifest,
+)
+from samebits.store.checkpoint.memory.memory_room import MemoryRoom
+from samebits.store.checkpoint.point_store import Location
+
+_DIGEST_BYTES = 16
+MAX_DATA_BYTES = 1 << 46
+"""More than any rank's state; behind it begin numbers that no system call takes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyOffer:
+    """What is about to be copied.
+
+    Attributes:
+        job, slot, point: whose point it is.
+        digest: xxh3_128 of its manifest, by which a copy that is there already is known.
+        manifest_bytes, data_bytes: the parts of the stream.
+    """
+
+    job: str
+    slot: int
+    point: Point
+    digest: bytes
+    manifest_bytes: int
+    data_bytes: int
+
+    @property
+    def stream_bytes(self) -> int:
+        """Of everything."""
+        return self.manifest_bytes + self.data_bytes
+
+
+class OutgoingCopy:
+    """The hashed point of one slot, held open to be read.
+
+    Args:
+        descriptor: of the slot.
+        header, manifest_data: what was read there.
+        folder: of the rank's points on disk, if they are on one.
+
+    Attributes:
+        offer: what it is.
+        sequence: of the slot's content.
+    """
+
+    def __init__(self, descriptor: int, header: SlotHeader, manifest_data: bytes, folder: Path | None) -> None:
+        manifest = decode_manifest(manifest_data)
+        whose = manifest.header
+        self.sequence = header.sequence
+        self.offer = CopyOffer(
+            whose.job,
+            whose.slot,
+            whose.point,
+            xxhash.xxh3_128_digest(manifest_data),
+            len(manifest_data),
+            header.data_bytes,
+        )
+        self._descriptor = descriptor
+        self._header: SlotHeader | None = header
+        self._data_offset, self._data_bytes = header.data_offset, header.data_bytes
+        self._manifest_data = manifest_data
+        self._durable = None if folder is None else folder / point_name(whose.point)
+
+    def piece(self, offset: int, size_bytes: int) -> bytes | None:
+        """So much of the stream from there on, or up to its end; None where it is nowhere any more."""
+        begin = offset - len(self._manifest_data)
+        if begin < 0:
+            return self._manifest_data[offset : offset + size_bytes]
+        size_bytes = min(size_bytes, self._data_bytes - begin)
+        try:
+            data = os.pread(self._descriptor, size_bytes, self._data_offset + begin)
+        except OSError:
+            return None  # of a disk that fails; its own writer says so
+        if len(data) == size_bytes and self._is_unchanged():
+            return data
+        return self.piece(offset, size_bytes) if self._turns_to_disk() else None
+
+    def _is_unchanged(self) -> bool:
+        """Whoever fills a slot takes its header away first. A point on disk never changes."""
+        if self._header is None:
+            return True
+        try:
+            return read_header(self._descriptor) == self._header
+        except CheckpointError:
+            return False
+
+    def _turns_to_disk(self) -> bool:
+        """From now on read the data file, if this very point is on disk."""
+        if self._durable is None or self._header is None:
+            return False
+        try:
+            with os.fdopen(durable.open_regular(self._durable / MANIFEST_FILE), "rb") as file:
+                if file.read(len(self._manifest_data) + 1) != self._manifest_data:
+                    return False
+            descriptor = durable.open_regular(self._durable / DATA_FILE)
+        except OSError:
+            return False  # it never got there, or is gone already: a newer one is being saved
+        os.close(self._descriptor)
+        self._descriptor, self._data_offset, self._header = descriptor, 0, None
+        return True
+
+    def close(self) -> None:
+        """Let go of the slot."""
+        os.close(self._descriptor)
+
+
+def outgoing_copy(directory: int, path: Path, root: Location | None = None) -> OutgoingCopy | None:
+    """The hashed point of the slot; None where there is none.
+
+    Args:
+        directory: an open descriptor of the slot's folder.
+        path: of the slot.
+        root: the job's checkpoint folder, where the point goes as well.
+
+    Raises:
+        CheckpointError: what is there cannot be used.
+    """
+    descriptor = open_slot(directory, path, os.O_RDONLY)
+    if descriptor is None:
+        return None
+    try:
+        header = read_header(descriptor)
+        if header is not None and header.stage is Stage.HASHED:
+            folder = rank_directory(root, int(path.parent.name)) if isinstance(root, Path) else None
+            return OutgoingCopy(descriptor, header, read_manifest(descriptor, header), folder)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    os.close(descriptor)
+    return None
+
+
+class IncomingCopy:
+    """A point that is coming in, piece by piece and in order, into the slot of a room that can best be spared.
+
+    Args:
+        room: of the copies of that slot.
+        offer: what is to come.
+
+    Raises:
+        CheckpointError: no such point can be.
+    """
+
+    def __init__(self, room: MemoryRoom, offer: CopyOffer) -> None:
+        _require_possible(offer)
+        self.offer = offer
+        self.received_bytes = 0
+        self._room = room
+        self._manifest_data = bytearray()
+        self._manifest: Manifest | None = None
+        self._slot: MemoryBuffer | None = None  # from when the manifest is there
+        self._data = memoryview(b"")
+        self._compared_bytes = 0  # of the data
+
+    def take(self, piece: bytes | memoryview) -> bool:
+        """The next bytes of the stream; whether the point is whole, and found again from now on.
+
+        Raises:
+            CheckpointError: it is not what was offered, or not what was saved.
+            StoreError: there is no memory for it; the newest copy stays.
+        """
+        if self.received_bytes + len(piece) > self.offer.stream_bytes:
+            raise CheckpointError(f"more than the {self.offer.stream_bytes} bytes that were offered")
+        of_manifest = piece[: max(0, self.offer.manifest_bytes - self.received_bytes)]
+        if of_manifest:
+            self._manifest_data += of_manifest
+        of_data = piece[len(of_manifest) :]
+        start = self.received_bytes + len(of_manifest) - self.offer.manifest_bytes
+        self.received_bytes += len(piece)
+        if self.received_bytes < self.offer.manifest_bytes:
+            return False
+        manifest, slot = self._manifest or self._decoded(), self._slot or self._opened()
+        if of_data:
+            self._data[start : start + len(of_data)] = of_data
+        self._compare(manifest, self.received_bytes - self.offer.manifest_bytes)
+        if self.received_bytes < self.offer.stream_bytes:
+            return False
+        self._room.seal(slot, self.offer.point, bytes(self._manifest_data), self.offer.data_bytes, Stage.HASHED)
+        self._data.release()
+        self._room.forget(self._is_abandoned)
+        return True
+
+    def _is_abandoned(self, point: Point) -> bool:
+        return is_abandoned(point, self.offer.point)
+
+    def _opened(self) -> MemoryBuffer:
+        """The slot that is filled from now on; what was in it is gone."""
+        slot = self._room.next_slot(self._is_abandoned)
+        slot.reserve(self.offer.manifest_bytes, self.offer.data_bytes)
+        slot.open()
+        self._slot, self._data = slot, slot.data(self.offer.data_bytes)
+        return slot
+
+    def _decoded(self) -> Manifest:
+        """The manifest, all of which is there."""
+        offer = self.offer
+        if xxhash.xxh3_128_digest(self._manifest_data) != offer.digest:
+            raise CheckpointError(f"its manifest's {offer.manifest_bytes} bytes are not those that were offered")
+        manifest = decode_manifest(bytes(self._manifest_data))
+        whose = manifest.header
+        if (whose.job, whose.slot, whose.point, manifest.data_bytes) != (
+            offer.job,
+            offer.slot,
+            offer.point,
+            offer.data_bytes,
+        ):
+            raise CheckpointError(f"its manifest is that of slot {whose.slot} of job {whose.job}, {whose.point}")
+        self._manifest = manifest
+        return manifest
+
+    def _compare(self, manifest: Manifest, filled_bytes: int) -> None:
+        """Every chunk that is complete by now."""
+        size = manifest.chunk_bytes
+        while self._compared_bytes < filled_bytes:
+            start, end = self._compared_bytes, min(self._compared_bytes + size, self.offer.data_bytes)
+            if end > filled_bytes:
+                return
+            digest = xxhash.xxh3_128_digest(self._data[start:end])
+            require_digest(digest, end - start, f"the copy of slot {self.offer.slot}", manifest, start // size)
+            self._compared_bytes = end
+
+
+def _require_possible(offer: CopyOffer) -> None:
+    """Refuse what no rank offers, whatever its numbers are."""
+    if not 0 < offer.manifest_bytes <= MAX_MANIFEST_BYTES or not 0 <= offer.data_bytes <= MAX_DATA_BYTES:
+        raise CheckpointError(f"a manifest of {offer.manifest_bytes} bytes, {offer.data_bytes} of data")
+    if offer.slot < 0 or offer.point.step < 0 or offer.point.generation < 1:
+        raise CheckpointError(f"{offer.point} of slot {offer.slot}: no rank ever has saved that")
+    if len(offer.digest) != _DIGEST_BYTES:
+        raise CheckpointError(f"a manifest's digest of {len(offer.digest)} bytes, expected {_DIGEST_BYTES}")
+
+
+def has_copy(room: MemoryRoom, offer: CopyOffer) -> bool:
+    """Whether the room has that very point already."""
+    return any(found.point == offer.point and _digest_of(room, found) == offer.digest for found in room.points())
+
+
+def _digest_of(room: MemoryRoom, found: FoundPoint) -> bytes:
+    descriptor = open_slot(room.descriptor, found.path, os.O_RDONLY)
+    if descriptor is None:
+        return b""
+    with durable.disk_errors(found.path, "reading the manifest"):
+        try:
+            header = read_header(descriptor)
+            return b"" if header is None else xxhash.xxh3_128_digest(read_manifest(descriptor, header))
+        finally:
+            os.close(descriptor)

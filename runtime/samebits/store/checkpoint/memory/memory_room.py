@@ -1,0 +1,429 @@
+"""The two memory slots of one rank: where they are, whose, and which points are found in them after a crash.
+
+::
+
+    /dev/shm/samebits-<uid>/<job>/<slot>/{a,b}         what the rank of this slot saves, on this host
+    /dev/shm/samebits-<uid>/<job>/<slot>/page          the states of its random number generators (``generator_page``)
+    /dev/shm/samebits-<uid>/<job>/<slot>.copy/{a,b}    what it saved elsewhere, kept here by its buddy
+
+Here live names, ownership and the lock; a slot's content is ``memory_slot``'s. The one idea: /dev/shm is everybody's,
+so nothing below it is used that is not this user's alone, looked at by descriptor and never by name twice; and the
+kernel's lock on the folder says whether a live process has it, so that what is left of finished jobs can be removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from samebits.core.point import Point
+from samebits.errors import CheckpointError, LockedError, StoreError
+from samebits.store import durable
+from samebits.store.checkpoint.format.manifest import decode_manifest
+from samebits.store.checkpoint.local.scanning import FoundPoint
+from samebits.store.checkpoint.memory.memory_buffer import MemoryBuffer, Stage, open_slot, read_header, read_manifest
+
+SHARED_MEMORY = Path("/dev/shm")
+NAMES = ("a", "b")
+PAGE = "page"
+COPY = ".copy"
+SWEPT_AFTER_S = 3600.0
+"""How long a job's slots may lie untouched and unlocked before another job of the user's takes their memory."""
+
+_JOB = re.compile(r"[0-9A-Za-z][0-9A-Za-z_-]{0,63}", re.ASCII)
+_MOST_SWEPT = 256
+_ATTEMPTS = 8
+
+
+class MemoryRoom:
+    """The slots of one rank of one job on this host, locked for this process and whoever inherits the lock.
+
+    Args:
+        base: a folder in memory; ``SHARED_MEMORY`` but in tests.
+        job, slot: whose points.
+        is_copy: they are copies that another rank, the slot's buddy, keeps.
+
+    Raises:
+        LockedError: another live process has them.
+        StoreError: there is no such folder, or something in it is not this user's alone.
+    """
+
+    def __init__(self, base: Path, job: str, slot: int, *, is_copy: bool = False) -> None:
+        self.path = room_path(base, job, slot, is_copy=is_copy)
+        self._base, self._job, self._rank_slot = base, job, slot
+        self.descriptor = _lock(base, self.path)
+        self._slots = [MemoryBuffer(self.path / name, self.descriptor) for name in NAMES]
+        try:
+            headers = [slot.header() for slot in self._slots]
+        except StoreError:
+            self.let_go()
+            raise
+        self.sequence = max((header.sequence for header in headers if header is not None), default=0)
+        self._points: dict[int, Point] = {}  # those sealed here, by sequence
+        _open_rooms.add(self)
+
+    def next_slot(self, is_unwanted: Callable[[Point], bool] = lambda point: False) -> MemoryBuffer:
+        """The slot to be filled: one that nobody can use, else one whose point is unwanted, else the older one."""
+        headers = {slot: slot.header() for slot in self._slots}
+
+        def worth(slot: MemoryBuffer) -> tuple[bool, int]:
+            header, point = headers[slot], self._point_of(slot)
+            if header is None or point is None:
+                return False, 0
+            return not is_unwanted(point), header.sequence
+
+        return min(self._slots, key=worth)
+
+    def empty_slots(self) -> list[MemoryBuffer]:
+        """Those that hold nothing anybody could use."""
+        return [slot for slot in self._slots if slot.header() is None]
+
+    def seal(
+        self, slot: MemoryBuffer, point: Point, manifest: bytes, data_bytes: int, stage: Stage = Stage.SEALED
+    ) -> int:
+        """All bytes of the slot's point are there: its sequence.
+
+        Args:
+            slot: of this room, filled.
+            point: which it is.
+            manifest: with the data's hashes, and they were compared, where ``stage`` is hashed.
+            data_bytes: of the data file.
+            stage: what the slot says of itself from now on.
+        """
+        self.sequence += 1
+        self._points[self.sequence] = point
+        self._points.pop(self.sequence - len(NAMES), None)
+        slot.seal(self.sequence, manifest, data_bytes, stage)
+        return self.sequence
+
+    def points(self) -> list[FoundPoint]:
+        """What can be used of it, once verified."""
+        found = []
+        for slot in self._slots:
+            with contextlib.suppress(StoreError):  # whoever looks for points says why
+                one = _inspect(self.descriptor, slot.path, self._job, self._rank_slot)
+                found += [] if one is None else [one]
+        return found
+
+    def forget(self, is_unwanted: Callable[[Point], bool]) -> None:
+        """Empty the slots whose point is unwanted; no save may be in hand."""
+        for slot in self._slots:
+            point = self._point_of(slot)
+            if point is not None and is_unwanted(point):
+                slot.discard()
+
+    def _point_of(self, slot: MemoryBuffer) -> Point | None:
+        """Which point can be resumed from the slot. For one that was sealed here no manifest is read: a step waits."""
+        header = slot.header()
+        if header is None or header.stage is not Stage.HASHED:
+            return None
+        if header.sequence in self._points:
+            return self._points[header.sequence]
+        try:
+            found = _inspect(self.descriptor, slot.path, self._job, self._rank_slot)
+        except CheckpointError:
+            return None
+        return None if found is None else found.point
+
+    def close(self) -> None:
+        """Let go of the slots; what is in them stays."""
+        for slot in self._slots:
+            slot.close()
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Close this process's copy of the lock alone: what a forked child does."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def room_path(base: Path, job: str, slot: int, *, is_copy: bool = False) -> Path:
+    """The folder of one rank's memory slots, or of the copies of what it saved."""
+    if not _JOB.fullmatch(job):
+        raise StoreError(f"job {job!r}: expected letters, digits, '-' and '_', as its scheduler makes them")
+    return base / f"samebits-{os.geteuid()}" / job / (f"{slot}{COPY}" if is_copy else str(slot))
+
+
+def copied_slots(base: Path, job: str) -> list[int]:
+    """The slots of which copies are kept on this host, by whomever."""
+    names: list[str] = []
+    with contextlib.suppress(OSError):  # nothing is kept here, or it is not this user's
+        names = [entry.name for entry in room_path(base, job, 0).parent.iterdir()]
+    numbers = [name.removesuffix(COPY) for name in names if name.endswith(COPY)]
+    return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def points_in_memory(base: Path, job: str, slot: int, *, is_copy: bool = False) -> tuple[list[FoundPoint], list[str]]:
+    """The hashed points of a rank's slots, the newest first, and why others cannot be used, one sentence each.
+
+    A slot that was being filled when its process died holds nothing, and is not spoken of.
+    """
+    path = room_path(base, job, slot, is_copy=is_copy)
+    try:
+        descriptor = open_room(base, path, make=False)
+    except StoreError as error:
+        return [], [str(error)]
+    if descriptor is None:
+        return [], []
+    points: list[FoundPoint] = []
+    problems: list[str] = []
+    try:
+        for name in NAMES:
+            try:
+                found = _inspect(descriptor, path / name, job, slot)
+            except StoreError as error:
+                text = str(error)
+                problems.append(text if text.startswith(str(path)) else f"{path / name}: {text}")
+                continue
+            if found is not None:
+                points.append(found)
+    finally:
+        os.close(descriptor)
+    return sorted(points, key=lambda found: found.point, reverse=True), problems
+
+
+@dataclass(frozen=True, slots=True)
+class RoomInUse:
+    """A folder of memory slots: how much memory it takes, and whether a live process has it."""
+
+    path: Path
+    size_bytes: int
+    is_locked: bool
+
+
+def rooms_of(base: Path, job: str) -> list[RoomInUse]:
+    """The memory slots of all ranks of a job on this host, and the copies of others' that are kept here."""
+    above = room_path(base, job, 0).parent
+    found = []
+    with contextlib.suppress(OSError):  # nothing is kept here
+        for path in sorted(above.iterdir()):
+            with contextlib.suppress(StoreError):  # no memory of ours
+                descriptor = open_room(base, path, make=False) if path.name.removesuffix(COPY).isdecimal() else None
+                if descriptor is not None:
+                    try:
+                        found.append(RoomInUse(path, _bytes_in(descriptor), _is_locked(descriptor)))
+                    finally:
+                        os.close(descriptor)
+    return found
+
+
+def newest_in_memory(base: Path, job: str) -> Point | None:
+    """The newest point of any rank of the job that this host's memory holds, hashed; None where there is none."""
+    names = [room.path.name for room in rooms_of(base, job)]
+    slots = [(int(name.removesuffix(COPY)), name.endswith(COPY)) for name in names]
+    points = [points_in_memory(base, job, slot, is_copy=is_copy)[0] for slot, is_copy in slots]
+    return max((found.point for each in points for found in each), default=None)
+
+
+def free_rooms(base: Path, job: str) -> list[Path]:
+    """Give the memory of all these back, unless a live process has it; those that are gone."""
+    return [room.path for room in rooms_of(base, job) if _remove(base, room.path, lambda descriptor: True)]
+
+
+def _bytes_in(descriptor: int) -> int:
+    """Of the room's slots: what they take of the memory (stat(2): blocks are of 512 bytes)."""
+    total = 0
+    for name in NAMES:
+        with contextlib.suppress(FileNotFoundError):
+            total += os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_blocks * 512
+    return total
+
+
+def is_being_hashed(base: Path, job: str, slot: int) -> bool:
+    """Whether a live process has a sealed point of these slots in hand, so that it will soon be good."""
+    path = room_path(base, job, slot)
+    with contextlib.suppress(StoreError):
+        descriptor = open_room(base, path, make=False)
+        if descriptor is not None:
+            try:
+                return _is_locked(descriptor) and any(_is_sealed(descriptor, path / name) for name in NAMES)
+            finally:
+                os.close(descriptor)
+    return False
+
+
+def remove_room(base: Path, job: str, slot: int, *, is_copy: bool = False) -> bool:
+    """Give the memory of a rank's slots back, unless a live process has them; whether they are gone."""
+    return _remove(base, room_path(base, job, slot, is_copy=is_copy), lambda descriptor: True)
+
+
+def sweep(base: Path, job: str, now_s: float | None = None) -> list[Path]:
+    """Remove the slots of this user's other jobs that no live process has and that were not filled for an hour.
+
+    Args:
+        base: as for :class:`MemoryRoom`.
+        job: whose slots stay.
+        now_s: seconds since 1970.
+
+    Returns:
+        The rooms that are gone.
+    """
+    before_s = (time.time() if now_s is None else now_s) - SWEPT_AFTER_S
+    rooms = _rooms_of_others(base, job)
+    return [path for path in rooms if _remove(base, path, lambda room: _newest_change_s(room) <= before_s)]
+
+
+def _remove(base: Path, path: Path, may_go: Callable[[int], bool]) -> bool:
+    try:
+        descriptor = open_room(base, path, make=False)
+    except StoreError:
+        return False  # no memory of ours
+    if descriptor is None:
+        return False
+    try:
+        if not may_go(descriptor) or not try_lock(descriptor):
+            return False
+        for name in NAMES:
+            MemoryBuffer(path / name, descriptor).discard()
+        if not is_page_held(descriptor):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(PAGE, dir_fd=descriptor)
+    finally:
+        os.close(descriptor)
+    with contextlib.suppress(OSError):  # the job's other ranks have slots, or someone else keeps files there
+        path.rmdir()
+        path.parent.rmdir()
+    return True
+
+
+def _inspect(descriptor: int, path: Path, job: str, slot: int) -> FoundPoint | None:
+    """The hashed point of one slot; :class:`CheckpointError` where what is there cannot be used."""
+    opened = open_slot(descriptor, path, os.O_RDONLY)
+    if opened is None:
+        return None
+    try:
+        header = read_header(opened)
+        if header is None:
+            return None
+        manifest = decode_manifest(read_manifest(opened, header))
+        if header.stage is not Stage.HASHED:
+            raise CheckpointError(f"of {manifest.header.point}: its writer died before it was hashed")
+    finally:
+        os.close(opened)
+    whose = manifest.header
+    if (whose.job, whose.slot) != (job, slot) or manifest.data_bytes != header.data_bytes:
+        raise CheckpointError(f"its manifest is that of slot {whose.slot} of job {whose.job}, {whose.point}")
+    return FoundPoint(path, whose.point, manifest, None, header.data_offset)
+
+
+def _is_sealed(descriptor: int, path: Path) -> bool:
+    header = MemoryBuffer(path, descriptor).header()
+    return header is not None and header.stage is Stage.SEALED
+
+
+def _rooms_of_others(base: Path, job: str) -> list[Path]:
+    ours = room_path(base, job, 0).parent.parent
+    found: list[Path] = []
+    with contextlib.suppress(OSError):  # whatever cannot be listed stays
+        for entry in ours.iterdir():
+            if entry.name != job and _JOB.fullmatch(entry.name):
+                found += [room for room in entry.iterdir() if room.name.removesuffix(COPY).isdecimal()]
+    return found[:_MOST_SWEPT]
+
+
+def _newest_change_s(descriptor: int) -> float:
+    changes = [os.fstat(descriptor).st_mtime]
+    for name in (*NAMES, PAGE):
+        with contextlib.suppress(FileNotFoundError):
+            changes.append(os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mtime)
+    return max(changes)
+
+
+def _lock(base: Path, path: Path) -> int:
+    """The room's folder, made where it is missing, and locked."""
+    for _ in range(_ATTEMPTS):
+        descriptor = open_room(base, path)
+        if descriptor is None:
+            continue  # removed by another job's sweep in this moment
+        if not try_lock(descriptor):
+            os.close(descriptor)
+            raise LockedError(f"{path}: another live process has the memory slots of this rank; end it first")
+        if os.fstat(descriptor).st_nlink > 0:
+            return descriptor
+        os.close(descriptor)
+    raise StoreError(f"{path}: is removed as often as it is made; see who else writes below {base}")
+
+
+def open_room(base: Path, path: Path, *, make: bool = True) -> int | None:
+    """Open a room level by level, each this user's alone; None where it is missing, and where it is removed just now.
+
+    Raises:
+        StoreError: something on the way is not this user's alone.
+    """
+    with durable.disk_errors(base, "opening the shared memory"):
+        above = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    for name in path.relative_to(base).parts:
+        try:
+            level = _open_level(above, name, path, make=make)
+        finally:
+            os.close(above)
+        if level is None:
+            return None
+        above = level
+    return above
+
+
+def _open_level(above: int, name: str, path: Path, *, make: bool) -> int | None:
+    with durable.disk_errors(path, "opening the memory slots"):
+        if make:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(name, durable.DIRECTORY_MODE, dir_fd=above)
+        try:
+            level = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+        except FileNotFoundError:
+            return None
+    found = os.fstat(level)
+    if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
+        os.close(level)
+        raise StoreError(f"{path}: {name} in it is not this user's alone (see `ls -ld`); remove it")
+    return level
+
+
+def try_lock(descriptor: int) -> bool:
+    """Lock an open file or folder for this process; whether that was possible."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def is_page_held(room: int) -> bool:
+    """Whether a live process writes the page of an open room."""
+    try:
+        page = os.open(PAGE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=room)
+    except OSError:
+        return False  # there is none, or nobody's
+    try:
+        return _is_locked(page)
+    finally:
+        os.close(page)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """Whether another process has the lock; a shared attempt, and gone with the descriptor."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
+_open_rooms: weakref.WeakSet[MemoryRoom] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    for room in list(_open_rooms):
+        room.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

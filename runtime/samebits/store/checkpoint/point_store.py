@@ -1,0 +1,206 @@
+"""Where one rank's points lie: a local folder or an object store, behind one protocol.
+
+Here live the protocol, the local folder as one implementation of it, and the choice between the two; ``remote`` is the
+other. Never here: the lock (its holder's), a format, a policy. The one idea: a location is a ``Path`` or, for another
+place than this machine's folders, the text of a URL, and nobody else asks which of the two it is.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from samebits.core.point import Point
+from samebits.errors import StoreError
+from samebits.store import private
+from samebits.store.checkpoint.format.manifest import Manifest, PointHeader
+from samebits.store.checkpoint.format.tensor_part import TensorPart
+from samebits.store.checkpoint.format.tree import Tree
+from samebits.store.checkpoint.local import folder, packing, pruning, reading, scanning, writing
+from samebits.store.checkpoint.local.pruning import Pruned, Pruning
+from samebits.store.checkpoint.local.reading import Checkpoint
+from samebits.store.checkpoint.local.scanning import FoundPoint
+from samebits.store.checkpoint.remote.remote_points import RemotePointStore, slots_at
+from samebits.store.durable import BytesLike
+from samebits.store.owner import claim_folder, make_claim_durable
+
+Location = Path | str
+"""A job's checkpoint folder: a ``Path``, or a URL such as ``s3://bucket/folder``."""
+
+
+LOCAL_STATE = "remote_checkpoints"
+"""Below RECOVERY_PATH: what belongs to ranks whose points lie in another place than this machine's folders."""
+
+
+class Found(Protocol):
+    """One point of a place, usable or not."""
+
+    @property
+    def point(self) -> Point:
+        """Which point it is."""
+
+    @property
+    def where(self) -> str:
+        """Its path or URL, for people."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether manifest and sizes are as they should be."""
+
+    def require_manifest(self) -> Manifest:
+        """The manifest; :class:`CheckpointError` with the problem where there is none."""
+
+
+FoundHere = TypeVar("FoundHere", bound=Found)
+
+
+class PointStore(Protocol[FoundHere]):
+    """The points of one slot. What each call promises, and raises, is what the function of that name in a local folder
+    does: ``scanning.scan``, ``reading.verify`` and ``read``, ``packing.pack``, ``writing.write_point`` and
+    ``write_prepared``, ``pruning.prune``."""
+
+    def claim(self) -> None:
+        """Durably this job's; before anything is saved."""
+
+    def scan(self) -> list[FoundHere]:
+        """The points, the newest first."""
+
+    def find(self, point: Point) -> FoundHere | None:
+        """What :meth:`scan` lists of that point."""
+
+    def verify(self, found: FoundHere) -> None:
+        """Compare every hash."""
+
+    def read(
+        self, found: FoundHere, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1
+    ) -> Checkpoint:
+        """The contents, verified; ``targets`` may be filled, or be left as they are."""
+
+    def pack(self, found: FoundHere) -> memoryview:
+        """The bytes for another rank, verified."""
+
+    def write(self, header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree) -> None:
+        """Save a point."""
+
+    def write_prepared(
+        self, header: PointHeader, manifest: Callable[[], BytesLike], data: Sequence[memoryview]
+    ) -> None:
+        """Save a point whose two files are in memory."""
+
+    def prune(self, asked: Pruning) -> Pruned:
+        """Delete what may go now that ``newest`` is saved; the points that are gone."""
+
+
+class LocalPointStore:
+    """The folder of one slot below ``root``; a ``PointStore``.
+
+    Args:
+        root, slot, job, job_name: whose points these are.
+        claims: whether the folder is claimed at once; durably with :meth:`claim`. A full disk is no error before that.
+    """
+
+    def __init__(self, root: Path, slot: int, *, job: str, job_name: str, claims: bool) -> None:
+        self._root = root
+        self._job = job
+        self._directory = folder.rank_directory(root, slot)
+        # Hashes tell damage, not forgery: only a folder that nobody else writes may decide what is trained on.
+        private.check_folder(self._directory, "CHECKPOINT_PATH")
+        self._claim = functools.partial(claim_folder, self._directory, job, job_name)
+        self._is_claimed = False
+        if claims:
+            try:
+                self._claim(sync=False)  # nobody waits for a disk before there is state
+            except StoreError as error:
+                if not error.may_pass:
+                    raise
+            else:
+                self._is_claimed = True
+
+    def __str__(self) -> str:
+        return str(self._directory)
+
+    def claim(self) -> None:
+        """What the constructor did outlives the machine's power."""
+        if self._is_claimed:
+            make_claim_durable(self._directory)
+        else:
+            self._claim()
+            self._is_claimed = True
+
+    def scan(self) -> list[FoundPoint]:
+        """See ``scanning.scan``."""
+        return scanning.scan(self._directory, self._job)
+
+    def find(self, point: Point) -> FoundPoint | None:
+        """As :meth:`scan`, without a look at the others."""
+        path = self._directory / folder.point_name(point)
+        return scanning.inspect_point(path, point, self._job) if path.is_dir() else None
+
+    def verify(self, found: FoundPoint) -> None:
+        """See ``reading.verify``."""
+        reading.verify(found)
+
+    def read(
+        self, found: FoundPoint, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1
+    ) -> Checkpoint:
+        """See ``reading.read``."""
+        return reading.read(found, targets, threads=threads)
+
+    def pack(self, found: FoundPoint) -> memoryview:
+        """See ``packing.pack``."""
+        return packing.pack(found)
+
+    def write(self, header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree) -> None:
+        """See ``writing.write_point``."""
+        writing.write_point(self._root, header, tensors, tree, layout)
+
+    def write_prepared(
+        self, header: PointHeader, manifest: Callable[[], BytesLike], data: Sequence[memoryview]
+    ) -> None:
+        """See ``writing.write_prepared``."""
+        (view,) = data
+        writing.write_prepared(self._root, header, manifest, view)
+
+    def prune(self, asked: Pruning) -> Pruned:
+        """See ``pruning.prune``."""
+        points = [found.point for found in self.scan()]
+        return pruning.prune(
+            self._directory,
+            self._job,
+            asked.retention.keep,
+            keep_points=[asked.newest],
+            abandoned={point for point in points if pruning.is_abandoned(point, asked.newest)},
+            verified=asked.verified,
+            damaged=asked.damaged,
+            committed=asked.retention.committed,
+            told=asked.retention.told,
+        )
+
+
+def is_remote(location: Location) -> bool:
+    """Whether it is another place than this machine's folders."""
+    return isinstance(location, str)
+
+
+def local_folder(location: Location, recovery_path: Path) -> Path:
+    """Where this host keeps what cannot lie in an object store: each rank's lock, and its log of steps."""
+    return recovery_path / LOCAL_STATE if isinstance(location, str) else location
+
+
+def open_point_store(location: Location, slot: int, *, job: str, job_name: str, claims: bool = True) -> PointStore[Any]:
+    """The points of a slot. A local folder is claimed where ``claims``; a remote one is not asked for anything yet.
+
+    Raises:
+        ForeignFolderError: a local folder is another job's.
+        StoreError: a local folder cannot be made, or what reads the URL is not installed.
+    """
+    if isinstance(location, str):
+        return RemotePointStore(location, slot, job=job, job_name=job_name)
+    return LocalPointStore(location, slot, job=job, job_name=job_name, claims=claims)
+
+
+def slots_in(location: Location) -> list[int]:
+    """The slots that have a folder there, in order."""
+    return slots_at(location) if isinstance(location, str) else folder.slots_in(location)

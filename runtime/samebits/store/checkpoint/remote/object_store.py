@@ -1,0 +1,346 @@
+"""A folder in an object store, through fsspec: listing, ranged reads, uploads and removal, and what each failure means.
+
+Every call into fsspec is in this file and nothing else is: no name of a point, no format, no policy. The one idea: a
+failure is either final (credentials, a missing bucket, a request that makes no sense) and told at once, or it may pass
+(network, an overloaded server) and is tried again for a bounded time; either way it leaves here as one sentence with
+the URL, what was tried, and the fix, and never with a credential.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import importlib.util
+import re
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+from samebits.errors import CheckpointError, StoreError
+from samebits.store.checkpoint.remote import s3_answers
+from samebits.urls import without_credentials, words_without_credentials
+
+Value = TypeVar("Value")
+
+PATIENCE_S = 60.0
+"""How long a failure that may pass is tried again, besides what the protocol's own library does."""
+
+_FIRST_PAUSE_S = 0.2
+_LONGEST_PAUSE_S = 5.0
+_PIECE_BYTES = 8 * 1024 * 1024
+_PART_BYTES = 32 * 1024 * 1024
+_MOST_PARTS = 9_000  # S3 takes 10,000 parts of one object
+_BUCKET_SCHEMES = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "obs", "cos"})
+_FINAL_NUMBERS = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENAMETOOLONG, errno.EMSGSIZE, errno.EPERM})
+
+_CREDENTIALS_MEND = (
+    "give this process credentials that may list, read, write and delete there (for s3: AWS_ACCESS_KEY_ID and "
+    "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or an instance's role), and see that its clock is right"
+)
+_NETWORK_MEND = (
+    "see that the server answers from this host (name, port, proxy, firewall; for s3: AWS_ENDPOINT_URL) and start "
+    "again; what was saved is unharmed"
+)
+_OTHER_MEND = "see what the server says and that CHECKPOINT_PATH is right; what was saved is unharmed"
+
+
+class ObjectStore:
+    """One folder of an object store. Names are relative to it; ``/`` separates levels.
+
+    Args:
+        url: such as ``s3://bucket/folder``.
+        patience_s: how long a failure that may pass is tried again.
+
+    Raises:
+        StoreError: fsspec, or what it needs for this scheme, is not installed, or the URL makes no sense to it.
+    """
+
+    def __init__(self, url: str, *, patience_s: float = PATIENCE_S) -> None:
+        self.url = without_credentials(url).rstrip("/")
+        self._scheme = url.partition("://")[0].lower()
+        self._patience_s = patience_s
+        self._given_url = url
+        if importlib.util.find_spec("fsspec") is None:
+            raise self._not_installed("no module named fsspec")
+
+    @functools.cached_property
+    def _opened(self) -> tuple[Any, str]:
+        """The file system and the folder's path in it. Importing what is needed takes a second: not before it is."""
+        try:
+            from fsspec.core import url_to_fs
+
+            files, path = url_to_fs(self._given_url)
+        except ImportError as error:
+            raise self._not_installed(str(error)) from None
+        except Exception as error:
+            raise StoreError(f"{self.url}: {self._clean(error)}; {_OTHER_MEND}") from error
+        if _is_s3(files):
+            files.config_kwargs = {"http_session_cls": s3_answers.bounded_session(), **files.config_kwargs}
+        return files, str(path).rstrip("/")
+
+    @property
+    def _files(self) -> Any:
+        return self._opened[0]
+
+    @property
+    def _root(self) -> str:
+        return self._opened[1]
+
+    def _not_installed(self, found: str) -> StoreError:
+        return StoreError(
+            f"{self.url}: what reads {self._scheme}:// is not installed ({found}): `pip install samebits[remote]` "
+            "brings s3://, `samebits[hdfs]` hdfs://, another scheme needs the package that fsspec names for it"
+        )
+
+    def where(self, name: str) -> str:
+        """The name's URL, for people."""
+        return f"{self.url}/{name}" if name else self.url
+
+    def folders(self) -> list[str]:
+        """The names of the folders right below."""
+        return [entry for entry, kind, _ in self._list("") if kind == "directory"]
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The objects right below a folder, with their sizes in bytes; none where there is no such folder."""
+        return {entry: size for entry, kind, size in self._list(folder) if kind == "file"}
+
+    def read(self, name: str, most_bytes: int) -> bytes | None:
+        """A small object's bytes, at most so many; None where there is none."""
+
+        def call() -> bytes | None:
+            try:
+                return _content(self._files, self._path(name), [(0, most_bytes)])[0][:most_bytes]
+            except FileNotFoundError:
+                self._require_bucket()
+                return None
+            except OSError as error:
+                if error.errno == errno.EINVAL and self._files.info(self._path(name))["size"] == 0:
+                    return b""  # S3 has no range in an empty object
+                raise
+
+        return self._trying(name, "reading", call)
+
+    def read_ranges(self, name: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """The bytes from each start to each end; several requests run at once where the library can.
+
+        Raises:
+            CheckpointError: the object is gone, or ends before a start.
+        """
+        path, ends = self._path(name), [end for _, end in ranges]
+
+        def call() -> list[bytes]:
+            try:
+                if self._scheme not in _BUCKET_SCHEMES and max(ends) > self._files.info(path)["size"]:
+                    # Some libraries do not raise where a range is beyond the end, but give up their process.
+                    raise CheckpointError(f"{self.where(name)}: cannot be read as a whole: it ends before {max(ends)}")
+                return _content(self._files, path, ranges)
+            except OSError as error:
+                if not isinstance(error, FileNotFoundError) and error.errno != errno.EINVAL:  # a range beyond its end
+                    raise
+                self._require_bucket()
+                raise CheckpointError(f"{self.where(name)}: cannot be read as a whole: {self._clean(error)}") from None
+
+        return self._trying(name, f"reading bytes {ranges[0][0]} to {ends[-1]}", call)
+
+    def create(self, name: str, data: bytes) -> None:
+        """Write a small object unless it is there; where the store knows no such condition the last of several wins.
+
+        Whoever must be the only one reads it back.
+        """
+
+        def call() -> None:
+            try:
+                self._files.pipe_file(self._path(name), data, mode="create")
+            except FileExistsError:
+                return
+            except OSError as error:
+                if error.errno != errno.ENOSYS:  # a server without conditional writes
+                    raise
+                if not self._files.exists(self._path(name)):
+                    self._files.pipe_file(self._path(name), data)
+
+        self._make_folder(name)
+        self._trying(name, "creating", call)
+
+    def upload(self, name: str, pieces: Sequence[memoryview]) -> None:
+        """Write an object, whatever its size, in pieces; a half one may be left under the name where this fails."""
+        size_bytes = sum(map(len, pieces))
+        self._make_folder(name)
+        self._trying(name, f"writing {size_bytes} bytes", lambda: self._upload(name, pieces, size_bytes))
+
+    def modified_at_s(self, name: str) -> float | None:
+        """When the server says that the object was written, in seconds of its own clock; None where it does not say."""
+
+        def call() -> float | None:
+            try:
+                found: datetime = self._files.modified(self._path(name))
+            except (FileNotFoundError, NotImplementedError):
+                return None
+            return found.timestamp()
+
+        return self._trying(name, "looking at", call)
+
+    def remove(self, name: str) -> None:
+        """Delete an object; one that is gone already is no failure."""
+
+        def call() -> None:
+            try:
+                self._files.rm_file(self._path(name))
+            except FileNotFoundError:
+                self._require_bucket()
+
+        self._trying(name, "deleting", call)
+
+    # ---- one call
+
+    def _path(self, name: str) -> str:
+        return f"{self._root}/{name}" if name else self._root
+
+    def _list(self, folder: str) -> list[tuple[str, str, int]]:
+        def call() -> list[tuple[str, str, int]]:
+            self._files.invalidate_cache()
+            try:
+                found = _entries(self._files, self._path(folder))
+            except FileNotFoundError:
+                found = []
+            if not found:
+                self._require_bucket()
+                if self._scheme in _BUCKET_SCHEMES:
+                    _require_absence(self._files, self._path(f"{folder}/no-such-object-{secrets.token_hex(8)}"))
+            return [
+                (entry["name"].rstrip("/").rpartition("/")[2], entry["type"], int(entry.get("size") or 0))
+                for entry in found
+            ]
+
+        return self._trying(folder, "listing", call)
+
+    def _require_bucket(self) -> None:
+        """Nothing there is an answer; no bucket is an error. Object stores say both with the same words."""
+        if self._scheme in _BUCKET_SCHEMES:
+            self._files.info(self._root.lstrip("/").partition("/")[0])
+
+    def _make_folder(self, name: str) -> None:
+        if self._scheme not in _BUCKET_SCHEMES:  # there a folder is a part of a name, and asking would make a bucket
+            folder = self._path(name).rpartition("/")[0]
+            self._trying(name, "making the folder of", lambda: self._files.makedirs(folder, exist_ok=True))
+
+    def _upload(self, name: str, pieces: Sequence[memoryview], size_bytes: int) -> None:
+        block_bytes = max(_PART_BYTES, -(-size_bytes // _MOST_PARTS))
+        file = self._files.open(self._path(name), "wb", block_size=block_bytes)
+        try:
+            for view in pieces:
+                for start in range(0, len(view), _PIECE_BYTES):  # its buffer takes what it is given, whatever that is
+                    # A copy: a view that an error's traceback keeps would keep its memory from being unmapped.
+                    file.write(bytes(view[start : start + _PIECE_BYTES]))
+        except BaseException:
+            # To close it would be to finish the object. What stays of an upload in parts costs space, and nothing else.
+            self._discard(file)
+            raise
+        file.close()
+
+    @staticmethod
+    def _discard(file: Any) -> None:
+        try:
+            if hasattr(file, "discard"):
+                file.discard()
+                file.closed = True
+        except Exception:  # the first failure is the one to tell
+            return
+
+    # ---- failures
+
+    def _trying(self, name: str, doing: str, call: Callable[[], Value]) -> Value:
+        began, pause_s, tries = time.monotonic(), _FIRST_PAUSE_S, 0
+        while True:
+            tries += 1
+            try:
+                return call()
+            except Exception as error:  # every protocol has exceptions of its own
+                if isinstance(error, StoreError):
+                    raise
+                spent_s = time.monotonic() - began
+                if self._is_final(error) or spent_s + pause_s > self._patience_s:
+                    raise self._failure(name, doing, error, tries, spent_s) from None
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    @staticmethod
+    def _is_final(error: Exception) -> bool:
+        if isinstance(error, OSError) and error.errno in _FINAL_NUMBERS:
+            return True
+        kinds = (FileNotFoundError, FileExistsError, PermissionError, NotImplementedError, TypeError, ValueError)
+        return isinstance(error, kinds) or _is_about_credentials(error)
+
+    def _failure(self, name: str, doing: str, error: Exception, tries: int, spent_s: float) -> StoreError:
+        where = self.where(name)
+        if _is_about_credentials(error):
+            return StoreError(f"{where}: {doing} was refused: {self._clean(error)}; {_CREDENTIALS_MEND}")
+        if isinstance(error, FileNotFoundError) and self._scheme in _BUCKET_SCHEMES and self._is_bucket_missing(error):
+            bucket = self._root.lstrip("/").partition("/")[0]
+            return StoreError(
+                f"{where}: {doing} failed: there is no bucket {bucket!r}: make it (for s3: `aws s3 mb s3://{bucket}`) "
+                "or correct CHECKPOINT_PATH"
+            )
+        if self._is_final(error):
+            return StoreError(f"{where}: {doing} failed: {self._clean(error)}; {_OTHER_MEND}")
+        tried = f"tried {tries} time{'s'[: tries != 1]} in {spent_s:.0f} s"
+        told = StoreError(f"{where}: {doing} failed, {tried}: {self._clean(error)}; {_NETWORK_MEND}")
+        told.may_pass = True
+        return told
+
+    def _is_bucket_missing(self, error: FileNotFoundError) -> bool:
+        if "bucket" in str(error).lower():
+            return True
+        try:
+            self._require_bucket()
+        except FileNotFoundError:
+            return True
+        except Exception:  # it cannot be told now: the failure that led here is told as it is
+            return False
+        return False
+
+    @staticmethod
+    def _clean(error: Exception) -> str:
+        text = words_without_credentials(str(error))
+        return f"{type(error).__name__}{': ' if text else ''}{text.split('?')[0][:300]}"
+
+
+def _entries(files: Any, path: str) -> list[dict[str, Any]]:
+    return s3_answers.entries(files, path) if _is_s3(files) else list(files.ls(path, detail=True))
+
+
+def _content(files: Any, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """The bytes from each start to each end."""
+    if _is_s3(files):
+        return s3_answers.read(files, path, ranges)
+    starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
+    return list(map(bytes, files.cat_ranges([path] * len(ranges), starts, ends, max_gap=None, on_error="raise")))
+
+
+def _is_s3(files: Any) -> bool:
+    return "s3" in ((files.protocol,) if isinstance(files.protocol, str) else files.protocol)
+
+
+def _require_absence(files: Any, path: str) -> None:
+    """Raise if the server answers for an object that cannot exist: then its empty listing means nothing.
+
+    A proxy, a web page or a broken gateway answers everything with 200, and s3fs reads that as "no objects".
+    """
+    try:
+        _content(files, path, [(0, 1)])
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # no range in an empty object: it answers for that, too
+            raise
+    raise OSError(
+        errno.EBADMSG,
+        "the server lists no objects, but answers for one that cannot exist: what answers is no object store",
+    )
+
+
+def _is_about_credentials(error: Exception) -> bool:
+    # Not by class: those of boto, of google-auth and of azure are known only where they are installed.
+    return isinstance(error, PermissionError) or re.search("Credential|Token|Auth", type(error).__name__) is not None

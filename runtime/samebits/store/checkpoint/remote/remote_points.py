@@ -1,0 +1,399 @@
+"""The points of one rank in an object store: the contract of the local folder without rename, fsync or locks.
+
+::
+
+    <url>/<slot>/owner.json                                                     whose folder it is
+    <url>/<slot>/step_0000000120_gen_000003.0001-5f3a….data.safetensors         one attempt to save the point: its data,
+    <url>/<slot>/step_0000000120_gen_000003.0001-5f3a….manifest.msgpack         and, last, its manifest
+
+Here live scanning, verifying, reading, writing and deleting there; the formats are the local ones, byte for byte, and
+fsspec is ``object_store``'s. Never here: a lock (that stays on the host) or a choice of what is resumed. The one idea:
+each attempt has names of its own, so a stale or half upload meets nobody else's manifest, nothing whole is overwritten,
+and a point is there when a manifest is and its data fits.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+import xxhash
+
+from samebits.core.point import Point
+from samebits.errors import CheckpointError, ForeignFolderError, StoreError
+from samebits.store.checkpoint.format.manifest import (
+    CHUNK_BYTES,
+    MAX_MANIFEST_BYTES,
+    Manifest,
+    PointHeader,
+    decode_manifest,
+    encode_manifest,
+    hash_chunks,
+)
+from samebits.store.checkpoint.format.safetensors_header import encode_header, in_file_order
+from samebits.store.checkpoint.format.tensor_part import TensorPart, bytes_of
+from samebits.store.checkpoint.format.tree import Tree
+from samebits.store.checkpoint.local import packing, pruning, reading
+from samebits.store.checkpoint.local.pruning import Pruned, Pruning
+from samebits.store.checkpoint.local.reading import Checkpoint
+from samebits.store.checkpoint.remote.attempt import DATA_SUFFIX, MANIFEST_SUFFIX, Attempt, RemotePoint, attempts_in
+from samebits.store.checkpoint.remote.object_store import PATIENCE_S, ObjectStore
+from samebits.store.durable import BytesLike
+from samebits.store.owner import MAX_OWNER_BYTES, OWNER_FILE, FolderOwner, decode_owner, encode_owner, owner_in
+
+LEFTOVER_AGE_S = 24 * 3600.0
+"""How old, by the server's clock, the data of an unfinished upload must be before it is swept."""
+
+LOOKED_AT = 16  # slots; all of one job's are that job's
+
+_BATCH_BYTES = 64 * 1024 * 1024
+
+_log = logging.getLogger(__name__)
+
+
+class RemotePointStore:
+    """The points of one slot below a URL; a ``PointStore``.
+
+    Args:
+        url: the job's checkpoint folder.
+        slot, job, job_name: whose points these are.
+        patience_s: how long a failure that may pass is tried again.
+        leftover_age_s: see ``LEFTOVER_AGE_S``.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        slot: int,
+        *,
+        job: str,
+        job_name: str,
+        patience_s: float = PATIENCE_S,
+        leftover_age_s: float = LEFTOVER_AGE_S,
+    ) -> None:
+        self._store = ObjectStore(url, patience_s=patience_s)
+        self._slot = slot
+        self._owner = FolderOwner(job, job_name)
+        self._session = secrets.token_hex(8)
+        self._leftover_age_s = leftover_age_s
+        self._is_claimed = False
+        self._manifests: dict[str, Manifest] = {}  # by object: no name is written twice
+        self._whole: set[str] = set()  # data that this process wrote, or read and found whole
+
+    def __str__(self) -> str:
+        return self._store.where(str(self._slot))
+
+    def claim(self) -> None:
+        """Mark the folder as this job's, or find that it is so.
+
+        Raises:
+            ForeignFolderError: it is another job's.
+        """
+        if self._is_claimed:
+            return
+        owner = self._read_owner()
+        if owner is None:
+            name, data = self._name(OWNER_FILE), encode_owner(self._owner)
+            self._store.create(name, data)
+            owner = self._read_owner()
+            if owner is None:  # empty: nobody's, where a file appears before its bytes do
+                self._store.upload(name, [memoryview(data)])
+                owner = self._read_owner()
+                if owner is None:
+                    lost = f"{self._store.where(name)}: the server took it and doesn't give it back"
+                    raise StoreError(f"{lost}. Fix: see that CHECKPOINT_PATH and AWS_ENDPOINT_URL name an object store")
+        self._require_own(owner)
+        self._is_claimed = True  # and stays so: nobody writes that object twice
+
+    def scan(self) -> list[RemotePoint]:
+        """The points, the newest first, each by its newest attempt that fits; unfinished uploads are none.
+
+        Raises:
+            ForeignFolderError: the folder is another job's.
+            StoreError: the store does not answer, or refuses.
+        """
+        sizes = self._sizes()
+        if OWNER_FILE not in sizes:
+            sizes = self._listed_again(sizes)
+        if OWNER_FILE in sizes and not self._is_claimed:
+            self._require_own(self._read_owner())
+            self._is_claimed = True
+        self._manifests = {name: manifest for name, manifest in self._manifests.items() if name in sizes}
+        points: dict[Point, RemotePoint] = {}
+        for attempt in sorted(attempts_in(sizes, MANIFEST_SUFFIX), reverse=True):
+            known = points.get(attempt.point)
+            if known is None or not known.is_usable:
+                found = self._inspect(attempt, sizes)
+                points[attempt.point] = found if known is None or found.is_usable else known
+        return list(points.values())
+
+    def _listed_again(self, sizes: dict[str, int]) -> dict[str, int]:
+        """List again where the marker is missing, which is written before any point; StoreError if it can be read."""
+        name = self._name(OWNER_FILE)
+        if self._store.read(name, 1) is None:
+            return sizes
+        sizes = self._sizes()  # a predecessor's writer may have made it just now
+        if OWNER_FILE not in sizes:
+            raise StoreError(
+                f"{self._store.where(name)} can be read, but the server lists no such object: its listings are wrong. "
+                "Fix: see what the endpoint (for s3: AWS_ENDPOINT_URL) and any proxy answer; what was saved is unharmed"
+            )
+        return sizes
+
+    def find(self, point: Point) -> RemotePoint | None:
+        """What :meth:`scan` lists of that point."""
+        return next((found for found in self.scan() if found.point == point), None)
+
+    def verify(self, found: RemotePoint) -> None:
+        """Read the whole point and compare every hash; :class:`CheckpointError` names the object and the chunk."""
+        manifest = found.require_manifest()
+        name = self._name(found.attempt.data_name)
+        for _ in self._chunks(name, manifest):
+            pass
+        reading.decode_tensor_header(
+            lambda start, end: self._range(name, start, end), manifest, self._store.where(name)
+        )
+        self._whole.add(found.attempt.data_name)
+
+    def read(
+        self, found: RemotePoint, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1
+    ) -> Checkpoint:
+        """The point's contents, verified in the same pass; :class:`CheckpointError` names the object and the chunk.
+
+        ``targets`` may be filled and are not: the network takes longer than a copy, whoever makes it.
+        """
+        manifest = found.require_manifest()
+        buffer = reading.new_buffer(manifest.data_bytes)
+        self._read_data(found, manifest, buffer)
+        return reading.checkpoint_of(manifest, buffer, self._store.where(self._name(found.attempt.data_name)))
+
+    def pack(self, found: RemotePoint) -> memoryview:
+        """The point's bytes for another rank, verified; :class:`CheckpointError` where it is not whole."""
+        manifest = found.require_manifest()
+        return packing.pack_data(manifest, lambda buffer: self._read_data(found, manifest, buffer))
+
+    def write(
+        self,
+        header: PointHeader,
+        tensors: Iterable[TensorPart],
+        tree: Tree,
+        layout: Tree,
+        *,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        """Save one point: data, then manifest, then nothing more is needed. Where it is already whole nothing changes.
+
+        The arguments are ``write_point``'s.
+
+        Raises:
+            CheckpointError: the state cannot be saved faithfully; the message names the value.
+            ForeignFolderError: the folder is another job's.
+            StoreError: the store refuses, or a newer generation already saves here; what was saved is unharmed.
+        """
+        parts = in_file_order(tensors)
+        views = [memoryview(encode_header(parts)), *map(bytes_of, parts)]
+        data_bytes, chunks = hash_chunks(views, chunk_bytes)
+        manifest = encode_manifest(Manifest(header, layout, tree, data_bytes, chunk_bytes, chunks))
+        self.write_prepared(header, lambda: manifest, views)
+
+    def write_prepared(
+        self, header: PointHeader, manifest: Callable[[], BytesLike], data: Sequence[memoryview]
+    ) -> None:
+        """As :meth:`write`, for a point whose two files are there already, byte for byte, in memory.
+
+        Args:
+            header: which point it is and whose.
+            manifest: gives the manifest's file, digests and all; asked for when the data is there.
+            data: the data file, in pieces that must not change meanwhile.
+        """
+        data_bytes = sum(map(len, data))
+        self.claim()
+        sizes = self._sizes()
+        if self._is_saved(header.point, sizes):
+            return
+        self._require_newest(header.point, sizes)
+        numbers = [known.number for known in attempts_in(sizes) if known.point == header.point]
+        number = max(numbers, default=0) + 1
+        attempt = Attempt(header.point, number, f"{number:04d}-{self._session}")
+        self._store.upload(self._name(attempt.data_name), data)
+        sizes = self._sizes()
+        arrived_bytes = sizes.get(attempt.data_name, 0)
+        if arrived_bytes != data_bytes:
+            raise StoreError(
+                f"{self._store.where(self._name(attempt.data_name))}: {arrived_bytes} bytes arrived, {data_bytes} were "
+                "sent, so the point does not count; the next save tries again"
+            )
+        self._require_newest(header.point, sizes)
+        self._store.upload(self._name(attempt.manifest_name), [memoryview(manifest())])
+        self._whole.add(attempt.data_name)
+        self._sweep(attempt, sizes)
+
+    def prune(self, asked: Pruning) -> Pruned:
+        """Delete what may go now that ``asked.newest`` is saved: each point's manifests first, then its data.
+
+        The policy is ``pruning.prune``'s, except that what goes is not read: not every byte is worth a network's time.
+        """
+        fitting = [found for found in self.scan() if found.is_usable]
+        abandoned = {found.point for found in fitting if pruning.is_abandoned(found.point, asked.newest)}
+        own = {found.point for found in fitting if found.attempt.data_name in self._whole}
+        check = pruning.Check(self.verify, own.union(asked.verified), asked.damaged)
+        not_counted = pruning.damaged_among_newest(fitting, abandoned, check.is_whole)
+        whole = [found.point for found in fitting if found.point not in not_counted]
+        doomed = pruning.points_to_delete(whole, asked.retention, [asked.newest], abandoned)
+        if doomed:
+            attempts = [attempt for attempt in attempts_in(self._sizes()) if attempt.point in doomed]
+            for attempt in attempts:
+                self._store.remove(self._name(attempt.manifest_name))
+            for attempt in attempts:
+                self._store.remove(self._name(attempt.data_name))
+        return Pruned([point for point in whole if point in doomed], check.found_damaged)
+
+    # ---- whose it is
+
+    def _read_owner(self) -> FolderOwner | None:
+        name = self._name(OWNER_FILE)
+        data = self._store.read(name, MAX_OWNER_BYTES + 1)
+        return owner_in(data or b"", self._store.where(name), "choose another CHECKPOINT_PATH")
+
+    def _require_own(self, owner: FolderOwner | None) -> None:
+        if owner is not None and owner.job == self._owner.job:
+            return
+        raise ForeignFolderError(
+            f"{self}: belongs to {owner or 'nobody'}, this is {self._owner}; choose another CHECKPOINT_PATH, or delete "
+            "that folder if nobody needs it"
+        )
+
+    def _require_newest(self, point: Point, names: Collection[str]) -> None:
+        """:class:`StoreError` where a newer generation already has a point among the names."""
+        newest = max((one.point.generation for one in attempts_in(names, MANIFEST_SUFFIX)), default=0)
+        if newest > point.generation:
+            raise StoreError(
+                f"{self}: generation {newest} already saves here, so this process of generation {point.generation} was "
+                "replaced and saves nothing more; end it"
+            )
+
+    # ---- one attempt
+
+    def _name(self, name: str) -> str:
+        return f"{self._slot}/{name}"
+
+    def _sizes(self) -> dict[str, int]:
+        return self._store.sizes(str(self._slot))
+
+    def _inspect(self, attempt: Attempt, sizes: dict[str, int]) -> RemotePoint:
+        where = self._store.where(self._name(attempt.data_name))
+        try:
+            manifest = self._manifests.get(attempt.manifest_name)
+            if manifest is None:
+                manifest = self._read_manifest(attempt)
+            found_bytes = sizes.get(attempt.data_name)
+            if found_bytes is None:
+                raise CheckpointError("is missing, though its manifest is there")
+            if found_bytes != manifest.data_bytes:
+                raise CheckpointError(f"has {found_bytes} bytes, {manifest.data_bytes} were saved")
+        except CheckpointError as error:
+            return RemotePoint(where, attempt, None, f"{where}: {error}")
+        self._manifests[attempt.manifest_name] = manifest
+        return RemotePoint(where, attempt, manifest, None)
+
+    def _read_manifest(self, attempt: Attempt) -> Manifest:
+        data = self._store.read(self._name(attempt.manifest_name), MAX_MANIFEST_BYTES + 1)
+        if data is None:
+            raise CheckpointError("its manifest was deleted while it was looked at")
+        header = (manifest := decode_manifest(data)).header
+        if header.job != self._owner.job:
+            raise CheckpointError(f"was saved by job {header.job}, this is job {self._owner.job}")
+        if header.point != attempt.point:
+            raise CheckpointError(f"its manifest is that of {header.point}")
+        if header.slot != self._slot:
+            raise CheckpointError(f"its manifest is that of slot {header.slot}, it lies in the folder {self._slot}")
+        return manifest
+
+    def _is_saved(self, point: Point, sizes: dict[str, int]) -> bool:
+        for attempt in attempts_in(sizes, MANIFEST_SUFFIX):
+            if attempt.point == point and (found := self._inspect(attempt, sizes)).is_usable:
+                if attempt.data_name in self._whole:
+                    return True
+                try:
+                    self.verify(found)
+                except CheckpointError:
+                    continue  # not hidden: it stays, and a new attempt is made beside it
+                return True
+        return False
+
+    def _sweep(self, saved: Attempt, sizes: dict[str, int]) -> None:
+        """Remove the data of uploads that nobody will finish. It frees space, no more: no name is ever used again.
+
+        Those are this process's own that failed, and those of older generations that are old by the server's clock:
+        their writers would be refused now, and were given a day to notice.
+        """
+        manifests = set(attempts_in(sizes, MANIFEST_SUFFIX))
+        now_s = None
+        for attempt in attempts_in(sizes, DATA_SUFFIX):
+            if attempt in manifests or attempt == saved:
+                continue
+            name = self._name(attempt.data_name)
+            try:
+                if not attempt.unique.endswith(self._session):
+                    if attempt.point.generation >= saved.point.generation:
+                        continue
+                    now_s = now_s or self._store.modified_at_s(self._name(saved.manifest_name))
+                    written_s = self._store.modified_at_s(name)
+                    if now_s is None or written_s is None or now_s - written_s < self._leftover_age_s:
+                        continue
+                self._store.remove(name)
+            except StoreError as error:
+                _log.warning("the data of an unfinished upload cannot be removed: %s", error)
+
+    # ---- data
+
+    def _read_data(self, found: RemotePoint, manifest: Manifest, buffer: memoryview) -> None:
+        for start, chunk in self._chunks(self._name(found.attempt.data_name), manifest):
+            buffer[start : start + len(chunk)] = chunk
+        self._whole.add(found.attempt.data_name)
+
+    def _chunks(self, name: str, manifest: Manifest) -> Iterator[tuple[int, bytes]]:
+        """Every chunk with its place, after its hash was compared; several are asked for at once."""
+        where, pending = self._store.where(name), list(reading.chunks_of(manifest))
+        at_once = max(1, _BATCH_BYTES // manifest.chunk_bytes)
+        while pending:
+            batch, pending = pending[:at_once], pending[at_once:]
+            for (index, start, _), chunk in zip(
+                batch, self._ranges(name, [(start, end) for _, start, end in batch]), strict=True
+            ):
+                reading.require_digest(xxhash.xxh3_128_digest(chunk), len(chunk), where, manifest, index)
+                yield start, chunk
+
+    def _range(self, name: str, start: int, end: int) -> bytes:
+        return self._ranges(name, [(start, end)])[0]
+
+    def _ranges(self, name: str, ranges: list[tuple[int, int]]) -> list[bytes]:
+        """As the store gives them, each of the length that was asked for; what is wrong with this point is its own."""
+        found = self._store.read_ranges(name, ranges)
+        for (start, end), data in zip(ranges, found, strict=True):
+            if len(data) != end - start:
+                raise CheckpointError(f"{self._store.where(name)}: ends at byte {start + len(data)} while it is read")
+        return found
+
+
+def jobs_at(url: str, *, patience_s: float = PATIENCE_S) -> tuple[frozenset[str], int]:
+    """The jobs that saved below a URL, and the step of the newest point; by the first ``LOOKED_AT`` slots."""
+    store = ObjectStore(url, patience_s=patience_s)
+    jobs, newest_step = set(), 0
+    for slot in sorted((name for name in store.folders() if name.isdecimal()), key=int)[:LOOKED_AT]:
+        data = store.read(f"{slot}/{OWNER_FILE}", MAX_OWNER_BYTES + 1)
+        if data:
+            try:
+                jobs.add(decode_owner(data).job)
+            except ValueError as error:
+                where = store.where(f"{slot}/{OWNER_FILE}")
+                raise StoreError(f"{where}: {error}; choose another CHECKPOINT_PATH") from None
+        steps = [attempt.point.step for attempt in attempts_in(store.sizes(slot), MANIFEST_SUFFIX)]
+        newest_step = max([newest_step, *steps])
+    return frozenset(jobs), newest_step
+
+
+def slots_at(url: str, *, patience_s: float = PATIENCE_S) -> list[int]:
+    """The slots that have a folder there, in order."""
+    return sorted(int(name) for name in ObjectStore(url, patience_s=patience_s).folders() if name.isdecimal())

@@ -1,0 +1,380 @@
+"""The trainer's side of its checkpoint writer: start it, hand it a sealed slot, hear what became of it.
+
+Here lives the child process and the link to it; what it does is ``writer_process``'s. The link is a socket that keeps
+messages apart (unix(7), SOCK_SEQPACKET); each is a msgpack array::
+
+    trainer → writer    root, job name, room                    once, with descriptors of the room and of the folder's
+                                                                lock: a root may hold a password, so no argument does
+                        "save", slot name, sequence             this slot is sealed
+                        "prune", newest, retention,             ``PointStore.prune``, now
+                                 verified, damaged
+                        "brief", words                          for who accompanies the writer (``writer_process``)
+    writer → trainer    "hashed", sequence, "", []              it will be found after a crash
+                        "durable", sequence, "", []             it is on disk under its name
+                        "failed", sequence, text, []            it is not; the text is a StoreError's
+                        "damaged", 0, text, [point]             this one stays: it is not what was saved, says the text
+                        "pruned", 0, text, gone                 these points are gone; the text is empty or as above
+                        "copied", sequence, "", []              the writer's companion has done its part with it
+                        "uncopied", sequence, text, []          it has not
+
+The one idea: one save is in hand at a time, so the end of it is one message that costs nothing to look for. To let old
+points go takes as long as the disk likes; that is asked for after the save was heard of, and waited for by nobody who
+trains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from samebits.core.point import Point
+from samebits.errors import StoreError
+from samebits.store.checkpoint.local.pruning import Pruned, Pruning, Retention
+from samebits.store.checkpoint.memory.memory_room import MemoryRoom
+from samebits.store.checkpoint.point_store import Location
+from samebits.store.process_identity import ProcessIdentity
+
+MAX_MESSAGE_BYTES = 64 * 1024
+MAX_TEXT_BYTES = 16 * 1024
+MAX_POINTS = 1000  # in one list of a message
+
+NICENESS = 10
+LEAST_PRIORITY = 19  # setpriority(2)
+
+PACKAGE_FOLDER = Path(__file__).resolve().parents[3]
+
+
+def command_of(module: str) -> tuple[str, ...]:
+    """``python -m`` that finds this very package, from any folder and however the trainer found it."""
+    program = (
+        "import runpy, sys; sys.path.insert(0, sys.argv.pop(1)); "
+        f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
+    )
+    return sys.executable, "-P", "-c", program, str(PACKAGE_FOLDER)
+
+
+COMMAND = command_of("samebits.store.checkpoint.writer_process")
+
+
+@dataclass(frozen=True, slots=True)
+class _Child:
+    """A writer's process that has not been told yet what to write, and the link to it."""
+
+    process: subprocess.Popen[bytes]
+    link: socket.socket
+
+    @classmethod
+    def start(cls, command: tuple[str, ...], inherited: Sequence[int]) -> _Child:
+        try:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except OSError as error:
+            raise StoreError(f"the checkpoint writer cannot be started: {error}; see `ulimit -n`") from error
+        trainer = ProcessIdentity.current()
+        words = ("--link", str(theirs.fileno()), "--trainer", str(trainer.pid), str(trainer.started_at))
+        with theirs:
+            try:
+                process = subprocess.Popen(
+                    [*command, *words],
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=(theirs.fileno(), *inherited),
+                    process_group=0,  # no Ctrl-C of the terminal's reaches it; the session stays the trainer's: nice(2)
+                )
+            except OSError as error:
+                ours.close()
+                raise StoreError(
+                    f"the checkpoint writer cannot be started: {error}; see `ulimit -u`, `ulimit -n` and `free`"
+                ) from error
+        _make_nice(process.pid)
+        return cls(process, ours)
+
+    def dismiss(self) -> None:
+        """End it: it has nothing in hand."""
+        self.link.close()
+        self.process.kill()
+        self.process.wait()
+
+
+_waiting: dict[tuple[str, ...], _Child] = {}
+"""Started ahead, by command; the next writer of that command takes it."""
+
+
+def start_ahead(command: tuple[str, ...] = COMMAND, inherited: Sequence[int] = ()) -> None:
+    """Have the process for this process's next :class:`Writer` of that command: it imports for longer than most saves.
+
+    Args:
+        command, inherited: see :class:`Writer`.
+
+    Raises:
+        StoreError: no process can be started.
+    """
+    if command not in _waiting:
+        _waiting[command] = _Child.start(command, inherited)
+
+
+def dismiss_waiting() -> None:
+    """No writer will be needed: end what was started ahead."""
+    while _waiting:
+        _waiting.popitem()[1].dismiss()
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of a point that was handed over: it is durable, or ``problem`` says why not."""
+
+    point: Point
+    problem: str | None = None
+
+
+def pruning_in(message: list[Any]) -> Pruning:
+    """What the trainer asks for, from its message."""
+    newest, (keep, committed, told), verified, damaged = message
+    retention = Retention(keep, None if committed is None else Point(*committed), frozenset(_points_of(told)))
+    return Pruning(Point(*newest), retention, frozenset(_points_of(verified)), frozenset(_points_of(damaged)))
+
+
+def message_of(pruning: Pruning) -> list[Any]:
+    """What :func:`pruning_in` reads."""
+    retention = pruning.retention
+    known = (sorted(points, reverse=True)[:MAX_POINTS] for points in (pruning.verified, pruning.damaged))
+    # What is left out is read once more.
+    return [pruning.newest, [retention.keep, retention.committed, list(retention.told)], *known]
+
+
+def _points_of(message: list[Any]) -> list[Point]:
+    """Points that came in a message."""
+    return [Point(*one) for one in message]
+
+
+class Writer:
+    """The writer process of one rank, started with the first slot that is handed over, or :func:`start_ahead` of it.
+
+    Args:
+        root: the job's checkpoint folder; the caller holds the lock of the rank's folder.
+        room: the rank's slots.
+        lock_descriptor: of that lock, which the process holds on to.
+        job_name: whose a remote folder is, which the writer claims: no step waits for a network.
+        command: what is started.
+        inherited: descriptors that the process gets, besides its own.
+    """
+
+    def __init__(
+        self,
+        root: Location,
+        room: MemoryRoom,
+        lock_descriptor: int,
+        *,
+        job_name: str = "",
+        command: tuple[str, ...] = COMMAND,
+        inherited: Sequence[int] = (),
+    ) -> None:
+        self._root = root
+        self._job_name = job_name
+        self._room = room
+        self._lock_descriptor = lock_descriptor
+        self._command = command
+        self._link: socket.socket | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._in_hand: tuple[int, Point] | None = None
+        self._is_pruning = False
+        self._pruned: list[Pruned] = []  # heard, and not asked for yet
+        self._damaged: dict[Point, str] = {}  # of those that are to come
+        self._inherited = tuple(inherited)
+        self._brief: bytes | None = None
+        self._copies: list[str] = []  # what was heard of them: empty where all went well
+        self.is_hashed = False  # what is in hand, or the last
+        _open_writers.add(self)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, where there is one."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is in hand, as far as was heard."""
+        return self._in_hand is not None
+
+    def start(self) -> None:
+        """Have the process before there is anything to write, for who accompanies it.
+
+        Raises:
+            StoreError: no process can be started.
+        """
+        if self._link is None:
+            self._start()
+
+    def submit(self, name: str, sequence: int, point: Point) -> None:
+        """Hand over a sealed slot; nothing else may be in hand.
+
+        Args:
+            name, sequence: of the slot.
+            point: what is in it.
+
+        Raises:
+            StoreError: no process can be started.
+        """
+        assert self._in_hand is None, "one save is in hand at a time"
+        message = msgpack.packb(("save", name, sequence))
+        if self._link is not None:
+            try:
+                self._link.send(message)
+            except (BrokenPipeError, ConnectionResetError):
+                self.close()  # it was killed between two saves: another one takes over
+        if self._link is None:
+            link = self._start()
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: its outcome says so
+                link.send(message)
+        self._in_hand, self.is_hashed = (sequence, point), False
+
+    def outcome(self, *, wait: bool) -> Outcome | None:
+        """The end of the save in hand; None where there is none yet, or nothing in hand."""
+        while self._in_hand is not None:
+            sequence, point = self._in_hand
+            found = self._hear(wait=wait)
+            if found is None:
+                return None
+            what, of, text = found
+            if what == "died":
+                return self._died(point)
+            if of != sequence:
+                continue
+            if what == "hashed":
+                self.is_hashed = True
+                continue
+            self._in_hand = None
+            return Outcome(point, str(text) if what == "failed" else None)
+        return None
+
+    def prune(self, pruning: Pruning) -> None:
+        """Have old points let go, now that a new one is durable; where no process is left, not this time."""
+        assert not self._is_pruning, "a save is in hand only after what was asked before"
+        message = msgpack.packb(("prune", *message_of(pruning)))
+        if self._link is not None and len(message) <= MAX_MESSAGE_BYTES:  # else others count on thousands: all stay
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                self._link.send(message)
+                self._is_pruning = True
+
+    def pruned(self, *, wait: bool) -> list[Pruned]:
+        """What went since this was asked last; ``wait`` for what is going, unless a save is in hand."""
+        if self._is_pruning and self._in_hand is None:
+            self._hear(wait=wait)
+        heard, self._pruned = self._pruned, []
+        return heard
+
+    def brief(self, words: bytes) -> None:
+        """Tell whoever accompanies the writer, now or when there is a process, and again whenever there is another."""
+        self._brief = words
+        if self._link is not None:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead: the next one is told
+                self._link.send(msgpack.packb(("brief", words)))
+
+    def copies(self) -> list[str]:
+        """What became of the copies since this was asked last, in order: a problem, or empty where one is there."""
+        if self._in_hand is None:
+            self._hear(wait=False)
+        heard, self._copies = self._copies, []
+        return heard
+
+    def _hear(self, *, wait: bool) -> tuple[str, int, str] | None:
+        """The next word of the save in hand; None where there is none yet. News of anything else is put aside."""
+        while self._link is not None:
+            try:
+                message = self._link.recv(MAX_MESSAGE_BYTES, 0 if wait else socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return None
+            except ConnectionResetError:
+                message = b""
+            if not message:
+                self._is_pruning = False
+                return "died", 0, ""
+            what, of, text, points = msgpack.unpackb(message)
+            if what in ("copied", "uncopied"):
+                self._copies.append(str(text))
+            elif what == "damaged":
+                self._damaged.update(dict.fromkeys(_points_of(points), str(text)))
+            elif what == "pruned":
+                self._is_pruning = False
+                self._pruned.append(Pruned(_points_of(points), self._damaged, str(text)))
+                self._damaged = {}
+                if self._in_hand is None:
+                    return None
+            else:
+                return what, of, text
+        return None
+
+    def close(self) -> None:
+        """End the process, once it has written what it has in hand."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        if self._process is not None:
+            self._process.wait()
+            self._process = None
+        self._in_hand = None
+        self._is_pruning = False
+
+    def _died(self, point: Point) -> Outcome:
+        pid = self.pid
+        assert self._process is not None
+        process = self._process
+        self.close()
+        return Outcome(
+            point, f"its writer (pid {pid}) ended with status {process.returncode}; the next save starts another"
+        )
+
+    def _start(self) -> socket.socket:
+        child = _waiting.pop(self._command, None)
+        if child is not None and child.process.poll() is not None:  # it was killed
+            child.dismiss()
+            child = None
+        child = child or _Child.start(self._command, self._inherited)
+        self._process, self._link = child.process, child.link
+        words = msgpack.packb((str(self._root), self._job_name, str(self._room.path)), unicode_errors="surrogateescape")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: its outcome says so
+            socket.send_fds(child.link, [words], [self._room.descriptor, self._lock_descriptor])
+            if self._brief is not None:
+                child.link.send(msgpack.packb(("brief", self._brief)))
+        return child.link
+
+    def let_go(self) -> None:
+        """Close this process's copy of the link alone: what a forked child does."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+
+
+def _make_nice(pid: int) -> None:
+    """Let a process that has just begun leave the processors to the training, a tenth of a busy one excepted.
+
+    Its imports as well, which take longer than most saves. Where the kernel shares processors out by session (sched(7),
+    autogroup) a nice value counts within a session only, which is why the writer shares its trainer's. The other way, a
+    session of its own that is made nice as a whole, was measured to get no time at all beside a trainer that spins on
+    the same core (Linux 6.18): its saves never ended.
+    """
+    with contextlib.suppress(OSError):  # it is dead already: its outcome says so
+        os.setpriority(os.PRIO_PROCESS, pid, min(LEAST_PRIORITY, os.getpriority(os.PRIO_PROCESS, 0) + NICENESS))
+
+
+_open_writers: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+
+def _let_go_in_child() -> None:
+    for writer in list(_open_writers):
+        writer.let_go()
+    for child in _waiting.values():
+        child.link.close()
+    _waiting.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)

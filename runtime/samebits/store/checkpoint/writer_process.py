@@ -1,0 +1,239 @@
+"""The process that hashes a rank's sealed slots and writes them to disk, one at a time, beside its trainer.
+
+``writer`` starts it and describes the messages; the order of a save is ``writing``'s. Somebody may accompany it, who
+takes each hashed slot further (``service`` sends copies to other hosts): what that is, is not known here, and no save
+waits for it. The one idea: whatever has been sealed gets finished. The process has a group of its own, so no Ctrl-C
+reaches it, it ignores being asked to end, and when its trainer is gone it writes what is sealed and only then ends, the
+folder's lock still its own till then. It lets no point go then: the trainer that comes after may have offered it to the
+others already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+import msgpack
+
+from samebits.core.point import Point
+from samebits.errors import StoreError
+from samebits.printable import printable
+from samebits.store.checkpoint.format.manifest import PointHeader
+from samebits.store.checkpoint.local.pruning import Pruned, Pruning
+from samebits.store.checkpoint.memory import memory_room, sealed_buffer
+from samebits.store.checkpoint.memory.memory_buffer import MemoryBuffer, Stage
+from samebits.store.checkpoint.point_store import Location, PointStore, is_remote, open_point_store
+from samebits.store.checkpoint.writer import MAX_MESSAGE_BYTES, MAX_POINTS, MAX_TEXT_BYTES, pruning_in
+from samebits.store.process_identity import ProcessIdentity
+
+_IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Companion(Protocol):
+    """Does something else with hashed slots, in a thread of its own; none of these calls may wait."""
+
+    def brief(self, words: bytes) -> None:
+        """What the trainer has for it."""
+
+    def hashed(self, name: str, sequence: int) -> None:
+        """This slot is hashed."""
+
+    def close(self) -> None:
+        """The trainer is gone, or through."""
+
+
+Tell = Callable[[str, int, str], None]
+"""Takes a word to the trainer: "copied" or "uncopied", a sequence, and a problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What the trainer says once it knows.
+
+    Attributes:
+        root: the job's checkpoint folder.
+        job_name: see ``Writer``.
+        room: the folder of the rank's slots.
+        room_descriptor: that folder, open and locked.
+    """
+
+    root: Location
+    job_name: str
+    room: Path
+    room_descriptor: int
+
+
+class WriterProcess:
+    """The loop.
+
+    Args:
+        link: to the trainer, a socket that keeps messages apart.
+        trainer: whose death ends this process, seen also where a child of it has kept its end of ``link``.
+        task: what to write.
+        accompanied_by: makes the companion, if there is to be one.
+    """
+
+    def __init__(
+        self,
+        link: socket.socket,
+        trainer: ProcessIdentity,
+        task: Task,
+        *,
+        accompanied_by: Callable[[Tell], Companion] | None = None,
+    ) -> None:
+        self._link = link
+        self._trainer = trainer
+        self._task = task
+        self._store: PointStore[Any] | None = None
+        self._companion = None if accompanied_by is None else accompanied_by(self._tell)
+        self._finished: set[int] = set()  # sequences
+        self._was_there: frozenset[Point] | None = None  # in an object store, before this process saved anything
+
+    def run(self) -> None:
+        """Until the trainer is gone and all that it sealed is written."""
+        link, poll = self._link, select.poll()
+        poll.register(link, select.POLLIN)
+        with _watched(self._trainer) as watched:
+            if watched is not None:
+                poll.register(watched, select.POLLIN)
+            while True:
+                poll.poll()
+                try:
+                    message = link.recv(MAX_MESSAGE_BYTES, socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    if self._trainer.is_alive():
+                        continue
+                    break
+                except ConnectionResetError:
+                    continue  # it left without having read everything; what it sent comes after this
+                if not message:
+                    break
+                self._take(msgpack.unpackb(message))
+        if self._companion is not None:
+            self._companion.close()
+        self._finish_what_is_sealed()
+
+    def _take(self, message: list[Any]) -> None:
+        match message:
+            case ["brief", words]:
+                if self._companion is not None:
+                    self._companion.brief(words)
+            case ["save", name, sequence]:
+                self._finish(str(name), int(sequence))
+            case ["prune", *pruning]:
+                self._prune(pruning_in(pruning))
+
+    def _finish_what_is_sealed(self) -> None:
+        """A trainer that is killed between sealing a slot and saying so has done its part."""
+        for name in memory_room.NAMES:
+            header = MemoryBuffer(self._task.room / name, self._task.room_descriptor).header()
+            if header is not None and header.stage is Stage.SEALED and header.sequence not in self._finished:
+                self._finish(name, header.sequence)
+
+    def _finish(self, name: str, sequence: int) -> None:
+        self._finished.add(sequence)
+
+        def on_hashed() -> None:
+            self._tell("hashed", sequence)
+            if self._companion is not None:
+                self._companion.hashed(name, sequence)
+
+        task = self._task
+        try:
+            with sealed_buffer.hashed(task.room / name, task.room_descriptor, on_hashed) as point:
+                header = point.header
+                place = self._store_of(header)
+                if self._was_there is None:
+                    is_asked = is_remote(task.root)  # of a local folder the trainer knows itself
+                    self._was_there = frozenset(found.point for found in place.scan()) if is_asked else frozenset()
+                place.write_prepared(header, point.manifest_data, [point.data])
+        except StoreError as error:
+            self._tell("failed", sequence, str(error))
+        else:
+            self._tell("durable", sequence)
+
+    def _store_of(self, header: PointHeader) -> PointStore[Any]:
+        if self._store is None:
+            # A local folder was claimed before its lock was taken.
+            task = self._task
+            self._store = open_point_store(task.root, header.slot, job=header.job, job_name=task.job_name, claims=False)
+        return self._store
+
+    def _prune(self, asked: Pruning) -> None:
+        assert self._store is not None, "it is asked for after a save"
+        if not self._trainer.is_alive():
+            return
+        told = asked.retention.told | (self._was_there or frozenset())  # others may count on that, too
+        retention = dataclasses.replace(asked.retention, told=told)
+        try:
+            pruned = self._store.prune(dataclasses.replace(asked, retention=retention))
+        except StoreError as error:
+            pruned = Pruned(problem=str(error))
+        for point, reason in pruned.damaged.items():
+            self._tell("damaged", 0, reason, [point])
+        self._tell("pruned", 0, pruned.problem, list(pruned.gone)[:MAX_POINTS])
+
+    def _tell(self, what: str, sequence: int, text: str = "", points: Sequence[Point] = ()) -> None:
+        text = printable(text).encode()[:MAX_TEXT_BYTES].decode(errors="ignore")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # nobody is left to be told
+            self._link.send(msgpack.packb((what, sequence, text, points)))
+
+
+@contextlib.contextmanager
+def _watched(trainer: ProcessIdentity) -> Iterator[int | None]:
+    """A descriptor that becomes readable with the trainer's death."""
+    try:
+        descriptor = os.pidfd_open(trainer.pid)
+    except (AttributeError, OSError):  # no such call here, or nobody left: the link tells as well
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def main(accompanied_by: Callable[[argparse.Namespace, Task, Tell], Companion] | None = None) -> NoReturn:
+    """Take this process's place, and end it; see :mod:`writer` for who calls it.
+
+    Args:
+        accompanied_by: makes the companion, of what this process was started with and what it writes.
+    """
+    parser = argparse.ArgumentParser(description="Writes one rank's checkpoints; started by its trainer.")
+    parser.add_argument("--link", type=int, required=True)
+    parser.add_argument("--trainer", nargs=2, type=int, required=True, metavar=("PID", "STARTED_AT"))
+    parser.add_argument("--listener", type=int, help="a descriptor, for the companion")
+    given = parser.parse_args()
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    with socket.socket(fileno=given.link) as link:
+        task = _task_from(link)
+        if task is not None:
+            companion = None if accompanied_by is None else functools.partial(accompanied_by, given, task)
+            WriterProcess(link, ProcessIdentity(*given.trainer), task, accompanied_by=companion).run()
+    # Nothing is left to be tidied up, and an interpreter's end takes a core for half as long as a recovery.
+    os._exit(0)
+
+
+def _task_from(link: socket.socket) -> Task | None:
+    """The first message; None where the trainer is gone, or never had anything to write."""
+    first, descriptors, *_ = socket.recv_fds(link, MAX_MESSAGE_BYTES, 2)
+    if not first:
+        return None
+    root, job_name, room = msgpack.unpackb(first, unicode_errors="surrogateescape")  # paths, as they are
+    room_descriptor, _lock = descriptors  # who has the lock's open holds the lock
+    return Task(root if "://" in root else Path(root), job_name, Path(room), room_descriptor)
+
+
+if __name__ == "__main__":
+    main()

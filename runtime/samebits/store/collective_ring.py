@@ -1,0 +1,364 @@
+"""The collectives, sends and receives that a process launched last, in memory that another process can always read.
+
+Here live both ends: the ring that a worker fills, and the reading of another process's. Never here: what follows from
+it. The one idea: a record is written with one call into shared memory, so a launch costs a microsecond or two, and
+reading needs neither the process's Python nor its lock: it may be stopped, or hang in C. A record that is read while it
+is written may be wrong; it is the newest one only, and whoever reads looks at processes that stand still.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import CodeType, FrameType
+
+from samebits import strict_json
+from samebits.store import process_memory
+from samebits.store.process_identity import ProcessIdentity
+
+_NAME = "samebits-collectives"
+_MAGIC = b"SBRING2\n"
+RECORDS = 2048
+"""That are kept: the oldest give way."""
+MOST_GROUPS = 16
+MOST_RANKS = 1 << 20
+MOST_PLACES = 512
+"""Lines of the script that launch something."""
+MOST_DIMENSIONS = 4
+"""Of a shape; what comes behind them is one."""
+DTYPES = (
+    *("float32", "float64", "float16", "bfloat16", "uint8", "int8", "int16", "int32", "int64", "bool"),
+    *("complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64"),
+)
+OTHER_DTYPE = len(DTYPES)
+OPS = (
+    *("all_reduce", "broadcast", "reduce", "all_gather", "_all_gather_base", "all_gather_into_tensor_coalesced"),
+    *("reduce_scatter", "_reduce_scatter_base", "reduce_scatter_tensor_coalesced", "gather", "scatter"),
+    *("all_to_all", "all_to_all_single", "barrier", "allreduce_coalesced", "ALLGATHER_coalesced"),
+    *("REDUCE_SCATTER_coalesced", "all_gather_single", "reduce_scatter_single", "send", "recv"),
+)
+"""As torch's flight recorder calls them."""
+PAIRWISE = ("send", "recv")
+NOBODY = -1
+"""The peer of a collective, and of a receive from anybody until it is over."""
+
+_HEAD = struct.Struct("<8sIIiiQQ")  # magic, records, groups, rank, world size, first record of the generation, records
+_GROUP_BYTES = 1024
+_TEXT_HEAD = struct.Struct("<H")
+_GROUPS_AT = 256
+_PLACES_AT = _GROUPS_AT + MOST_GROUPS * _GROUP_BYTES
+_PLACE_BYTES = 512
+_RECORDS_AT = _PLACES_AT + MOST_PLACES * _PLACE_BYTES
+# number, number in the group, launched, over, peer, place (from 1 on; 0: none), op, group, dtypes, dims, shapes
+_RECORD = struct.Struct("<QQQQiHBBBBBB4x4q4q")
+_SEQUENCE, _SEQUENCE_AT = struct.Struct("<Q"), 8
+_OVER, _OVER_AT = struct.Struct("<Q"), 24
+_PEER, _PEER_AT = struct.Struct("<i"), 32
+_SIZE = _RECORDS_AT + RECORDS * _RECORD.size
+
+
+@dataclass(frozen=True, slots=True)
+class RingGroup:
+    """A process group that launched something: torch's name, its description, the ranks in it."""
+
+    name: str
+    description: str
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the script something was launched."""
+
+    file: str
+    line: int
+    function: str
+
+    def __str__(self) -> str:
+        return f"{self.file.rpartition('/')[2]}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """One collective, send or receive of one process; times are ns since 1970.
+
+    Of several tensors the shape is how many elements they have together, and the dtype is the first one's.
+    """
+
+    number: int  # of all that the process launched in this generation, from 0 on
+    sequence: int  # from 1 on, the same on every rank: of the group's; of all from this sender to this receiver
+    op: str
+    group: RingGroup
+    input_shape: tuple[int, ...]
+    input_dtype: str
+    output_shape: tuple[int, ...]
+    output_dtype: str
+    launched_ns: int
+    over_ns: int | None  # None: nobody in the process has seen its end
+    peer: int | None = None  # of a send or receive, as the group counts; None: from anybody
+    place: Place | None = None  # None: not known
+
+    @property
+    def is_pairwise(self) -> bool:
+        """Whether it is between two."""
+        return self.op in PAIRWISE
+
+    def __str__(self) -> str:
+        """``all_reduce #812 (float32, 25000) at train.py:46, in flight``; ``recv from rank 1 #3 (…), over``."""
+        shape = " × ".join(map(str, self.input_shape)) or "one number"
+        state = "in flight" if self.over_ns is None else "over"
+        at = "" if self.place is None else f" at {self.place}"
+        number = f" #{self.sequence}" if self.sequence else ""
+        return f"{self.op}{self._whom}{number} ({self.input_dtype}, {shape}){at}, {state}"
+
+    @property
+    def _whom(self) -> str:
+        if not self.is_pairwise:
+            return ""
+        whom = "anybody" if self.peer is None else f"rank {self.group.ranks[self.peer]}"
+        return f" {'to' if self.op == 'send' else 'from'} {whom}"
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What one process's ring holds of the present generation, the oldest first."""
+
+    rank: int
+    world_size: int
+    launched: tuple[Launched, ...]
+    groups: tuple[RingGroup, ...]
+
+
+class CollectiveRing:
+    """The writing end; one thread at a time launches in a group, as torch asks for.
+
+    Args:
+        memory: of ``_SIZE`` bytes, shared.
+    """
+
+    def __init__(self, memory: mmap.mmap) -> None:
+        self._memory = memory
+        self._number = 0
+        self._first = 0
+        self._groups = self._places = 0
+        self._known: dict[tuple[int, int], tuple[int, CodeType]] = {}  # it keeps the code, whose id then stays its own
+        self._rank, self._world_size = 0, 0
+        self._head()
+
+    def begin(self, rank: int, world_size: int) -> None:
+        """A generation's own group is made: what was before is not shown any more."""
+        self._first, self._groups = self._number, 0
+        self._rank, self._world_size = rank, world_size
+        self._head()
+
+    def add_group(self, name: str, description: str, ranks: Sequence[int]) -> int | None:
+        """A group's place for :meth:`launch`; None where there is no room: it is not recorded then."""
+        text = json.dumps([name, description, _as_text(ranks)]).encode()
+        if self._groups >= MOST_GROUPS or len(text) > _GROUP_BYTES - _TEXT_HEAD.size:
+            return None
+        place = self._groups
+        _write_text(self._memory, _GROUPS_AT + place * _GROUP_BYTES, text)
+        self._groups += 1
+        self._head()
+        return place
+
+    def place_of(self, frame: FrameType) -> int:
+        """The line that this frame is in, for :meth:`launch`; 0, which names none, where there is no room."""
+        code = frame.f_code
+        at = (id(code), frame.f_lasti)
+        known = self._known.get(at)
+        if known is not None:
+            return known[0]
+        if len(self._known) >= MOST_PLACES:
+            return 0
+        place = self._add_place(code.co_filename, frame.f_lineno, code.co_name)
+        self._known[at] = place, code
+        return place
+
+    def _add_place(self, file: str, line: int, function: str) -> int:
+        text = json.dumps([file, line, function]).encode()
+        if len(text) > _PLACE_BYTES - _TEXT_HEAD.size:
+            return 0
+        _write_text(self._memory, _PLACES_AT + self._places * _PLACE_BYTES, text)
+        self._places += 1
+        return self._places
+
+    def launch(
+        self,
+        group: int,
+        sequence: int,
+        op: int,
+        input_shape: Sequence[int],
+        input_dtype: int,
+        output_shape: Sequence[int],
+        output_dtype: int,
+        peer: int = NOBODY,
+        place: int = 0,
+    ) -> int:
+        """Something was launched; its number, for :meth:`end`. The op and the dtypes are places in their tables.
+
+        ``sequence`` is 0 where it is not known yet, of a receive from anybody.
+        """
+        number = self._number
+        self._number = number + 1
+        _RECORD.pack_into(
+            self._memory,
+            _RECORDS_AT + number % RECORDS * _RECORD.size,
+            *(number + 1, sequence, time.time_ns(), 0, peer, place, op, group, input_dtype, output_dtype),
+            *(len(input_shape), len(output_shape), *_four(input_shape), *_four(output_shape)),
+        )
+        return number
+
+    def end(self, number: int) -> None:
+        """It is over."""
+        if self._number - number <= RECORDS:
+            at = _RECORDS_AT + number % RECORDS * _RECORD.size + _OVER_AT
+            _OVER.pack_into(self._memory, at, time.time_ns())
+
+    def name_sender(self, number: int, peer: int, sequence: int) -> None:
+        """A receive from anybody has found its sender."""
+        if self._number - number <= RECORDS:
+            at = _RECORDS_AT + number % RECORDS * _RECORD.size
+            _PEER.pack_into(self._memory, at + _PEER_AT, peer)
+            _SEQUENCE.pack_into(self._memory, at + _SEQUENCE_AT, sequence)
+
+    def _head(self) -> None:
+        _HEAD.pack_into(
+            self._memory, 0, _MAGIC, RECORDS, self._groups, self._rank, self._world_size, self._first, self._number
+        )
+
+
+def _write_text(memory: mmap.mmap, at: int, text: bytes) -> None:
+    memory[at + _TEXT_HEAD.size : at + _TEXT_HEAD.size + len(text)] = text
+    _TEXT_HEAD.pack_into(memory, at, len(text))
+
+
+def _text_in(memory: bytes, at: int, room: int) -> bytes:
+    (size,) = _TEXT_HEAD.unpack_from(memory, at)
+    return memory[at + _TEXT_HEAD.size : at + min(_TEXT_HEAD.size + size, room)]
+
+
+def _four(shape: Sequence[int]) -> tuple[int, int, int, int]:
+    if len(shape) == 1:  # a bucket
+        return (shape[0], 1, 1, 1)
+    rest = 1
+    for one in shape[MOST_DIMENSIONS - 1 :]:
+        rest *= one
+    first = (*shape[: MOST_DIMENSIONS - 1], 1, 1, 1)
+    return (first[0], first[1], first[2], rest)
+
+
+def _as_text(ranks: Sequence[int]) -> str:
+    """``0-4095``, or numbers with commas."""
+    first, last = (ranks[0], ranks[-1]) if ranks else (0, -1)
+    if list(ranks) == list(range(first, last + 1)):
+        return f"{first}-{last}"
+    return ",".join(map(str, ranks))
+
+
+_ring: CollectiveRing | None = None
+
+
+def open_ring() -> CollectiveRing | None:
+    """This process's ring, made once; None where the kernel gives no such memory: then nothing is recorded."""
+    global _ring
+    if _ring is None and hasattr(os, "memfd_create"):
+        try:
+            descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
+            os.truncate(descriptor, _SIZE)
+            _ring = CollectiveRing(mmap.mmap(descriptor, _SIZE))  # the descriptor stays open, for others to find
+        except OSError:
+            return None
+    return _ring
+
+
+def read(identity: ProcessIdentity) -> Contents | None:
+    """What the process launched last; None where it is gone, another user's, or keeps no ring."""
+    descriptor = process_memory.find(identity.pid, _NAME) if identity.is_alive() else None
+    if descriptor is None:
+        return None
+    try:
+        if os.fstat(descriptor).st_size != _SIZE:
+            return None
+        return contents_of(os.pread(descriptor, _SIZE, 0))
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def contents_of(memory: bytes) -> Contents | None:
+    """The same of a copy of the memory; what cannot be is left out."""
+    if len(memory) != _SIZE:
+        return None
+    magic, records, groups, rank, world_size, first, _ = _HEAD.unpack_from(memory)
+    if magic != _MAGIC or records != RECORDS or groups > MOST_GROUPS or not 0 <= rank <= world_size <= MOST_RANKS:
+        return None
+    known = [_group_in(memory, place) for place in range(groups)]
+    places = [None, *(_place_in(memory, place) for place in range(MOST_PLACES))]
+    found = [_launched_in(memory, place, first, known, places) for place in range(RECORDS)]
+    launched = sorted((one for one in found if one is not None), key=lambda one: one.number)
+    newest = launched[-1].number if launched else 0
+    return Contents(
+        rank,
+        world_size,
+        tuple(one for one in launched if newest - one.number < RECORDS),
+        tuple(one for one in known if one is not None),
+    )
+
+
+def _group_in(memory: bytes, place: int) -> RingGroup | None:
+    try:
+        name, description, ranks = strict_json.loads(_text_in(memory, _GROUPS_AT + place * _GROUP_BYTES, _GROUP_BYTES))
+        begin, dash, end = ranks.partition("-")
+        numbers = tuple(range(int(begin), int(end) + 1)[:MOST_RANKS] if dash else map(int, ranks.split(",")))
+    except (ValueError, TypeError, AttributeError):
+        return None
+    return RingGroup(name, description, numbers) if isinstance(name, str) and isinstance(description, str) else None
+
+
+def _place_in(memory: bytes, place: int) -> Place | None:
+    try:
+        file, line, function = strict_json.loads(_text_in(memory, _PLACES_AT + place * _PLACE_BYTES, _PLACE_BYTES))
+    except (ValueError, TypeError):
+        return None
+    if not (isinstance(file, str) and type(line) is int and isinstance(function, str)):
+        return None
+    return Place(file, line, function) if f"{file}{function}".isprintable() else None
+
+
+def _launched_in(
+    memory: bytes, place: int, first: int, groups: Sequence[RingGroup | None], places: Sequence[Place | None]
+) -> Launched | None:
+    number, sequence, launched_ns, over_ns, peer, at, op, group, dtype_in, dtype_out, dims_in, dims_out, *shapes = (
+        _RECORD.unpack_from(memory, _RECORDS_AT + place * _RECORD.size)
+    )
+    number -= 1
+    known = groups[group] if group < len(groups) else None
+    if number < first or number % RECORDS != place or op >= len(OPS) or known is None:
+        return None
+    if not NOBODY <= peer < len(known.ranks):
+        return None
+    return Launched(
+        number - first,
+        sequence,
+        OPS[op],
+        known,
+        tuple(shapes[: min(dims_in, MOST_DIMENSIONS)]),
+        _dtype(dtype_in),
+        tuple(shapes[MOST_DIMENSIONS : MOST_DIMENSIONS + min(dims_out, MOST_DIMENSIONS)]),
+        _dtype(dtype_out),
+        launched_ns,
+        over_ns or None,
+        None if peer == NOBODY else peer,
+        places[at] if at < len(places) else None,
+    )
+
+
+def _dtype(number: int) -> str:
+    return DTYPES[number] if number < OTHER_DTYPE else "other"

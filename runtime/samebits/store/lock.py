@@ -1,0 +1,276 @@
+"""The lock of a folder: one live process writes there, and a second one is told who the first is.
+
+The lock is the kernel's (flock through filelock on the file ``lock``), so it is gone the moment its holder is, also
+after kill -9; a forked child does not inherit it. The file ``lock.holder`` beside it is only a note for people and
+for waiting: who holds, since the lock itself cannot tell. The note is never trusted to decide anything.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import filelock
+
+from samebits import strict_json
+from samebits.errors import LockedError, StoreError
+from samebits.store import durable
+from samebits.store.process_identity import ProcessIdentity
+
+LOCK_FILE = "lock"
+HOLDER_FILE = "lock.holder"
+
+_MAX_HOLDER_FILE_BYTES = 64 * 1024
+_POLL_S = 0.1  # how soon a lock that was let go, without its holder's death, is noticed
+_ENDING_POLL_S = 0.002
+_ENDS_WITHIN_S = 10.0  # a process of 200 GB; one that is stuck in the kernel is not awaited for ever
+
+
+@dataclass(frozen=True, slots=True)
+class LockHolder:
+    """Who wrote the note: ``role`` is its own word for itself, e.g. "scheduler" or "worker 3"."""
+
+    identity: ProcessIdentity
+    host: str
+    role: str
+
+    def __str__(self) -> str:
+        return f"{self.role} (pid {self.identity.pid} on {self.host})"
+
+    @classmethod
+    def this_process(cls, role: str) -> LockHolder:
+        """This process under this word for itself."""
+        return cls(ProcessIdentity.current(), socket.gethostname(), role)
+
+    @classmethod
+    def read(cls, path: Path, doing: str) -> LockHolder | None:
+        """Whose note lies at ``path``; none where there is none, or another's file."""
+        with durable.disk_errors(path, doing):
+            try:
+                with os.fdopen(durable.open_regular(path), "rb") as file:
+                    data = file.read(_MAX_HOLDER_FILE_BYTES)
+            except FileNotFoundError:
+                return None
+        try:
+            fields = strict_json.loads(data.partition(b"\n")[0])
+            identity = ProcessIdentity.from_line(f"{fields['pid']} {fields['started_at']}")
+            return cls(identity, str(fields["host"]), str(fields["role"]))
+        except (ValueError, KeyError, TypeError):
+            return None  # not our note: the lock still decides, only its holder stays nameless
+
+    def note(self) -> bytes:
+        """What :meth:`read` reads back."""
+        identity = self.identity
+        fields = {"pid": identity.pid, "started_at": identity.started_at, "host": self.host, "role": self.role}
+        return (json.dumps(fields) + "\n").encode()
+
+    def is_on_this_host(self) -> bool:
+        """Whether its pid means anything here."""
+        return self.host == socket.gethostname()
+
+    def is_ending(self) -> bool:
+        """Whether it was killed or exits on this host, and may not have let go of everything yet."""
+        return self.is_on_this_host() and self.identity.is_ending()
+
+    def is_gone(self) -> bool:
+        """Whether it is certain that this process has ended; of another host's that is never certain."""
+        return self.is_on_this_host() and not self.identity.is_alive()
+
+
+def read_holder(directory: Path) -> LockHolder | None:
+    """The last process that locked the folder and did not let go by itself; it may be dead. None without a note."""
+    return LockHolder.read(directory / HOLDER_FILE, "reading who holds the folder's lock")
+
+
+def is_locked(directory: Path) -> bool:
+    """Return whether a live process, on whatever host, holds the folder's lock; nothing there is changed."""
+    try:
+        descriptor = durable.open_regular(directory / LOCK_FILE)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
+    finally:
+        os.close(descriptor)
+    return False
+
+
+class DirectoryLock:
+    """An exclusive lock of one directory, for its live writer; also a context manager around :meth:`acquire`.
+
+    Args:
+        directory: made, with its parents, where it is missing.
+        role: what the next one is told about this process, e.g. "scheduler" or "worker 3".
+        is_needed: else a file system that knows no locks is put up with; something else tells two writers apart.
+
+    Attributes:
+        is_unknown_here: the file system knows no locks, so none is held.
+    """
+
+    def __init__(self, directory: Path, role: str, *, is_needed: bool = True) -> None:
+        self.directory = directory
+        self.role = role
+        self._is_needed = is_needed
+        self.is_unknown_here = False
+        # thread_local: the lock belongs to the process, whichever thread took it. No soft fallback: a lock that is a
+        # file's existence would survive kill -9.
+        self._lock = self._new_lock()
+        self._descriptor = -1
+
+    def _new_lock(self) -> filelock.BaseFileLock:
+        return filelock.FileLock(
+            self.directory / LOCK_FILE,
+            mode=durable.FILE_MODE,
+            thread_local=False,
+            fallback_to_soft=False,
+            on_acquired=self._borrow,
+        )
+
+    @property
+    def descriptor(self) -> int:
+        """Of the held lock, for a child process that works in this one's name.
+
+        A process that inherits it keeps the folder locked after this one's death, until its own; :meth:`release` here
+        frees the folder in any case, so whoever calls it has seen that child end.
+        """
+        if not self.is_held:
+            raise LockedError(f"{self.directory}: this lock is not held here; acquire it before it is passed on")
+        return self._descriptor
+
+    def _borrow(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    @property
+    def is_held(self) -> bool:
+        """Whether this object holds the lock."""
+        return self._lock.is_locked
+
+    def acquire(self, wait_s: float = 0.0, on_wait: Callable[[str], None] | None = None) -> None:
+        """Take the lock, waiting at most ``wait_s`` for its holder to die or to let go.
+
+        Args:
+            wait_s: 0 means one attempt; a holder that the kernel is taking down is awaited in any case.
+            on_wait: told whom it waits for: once, and again whenever that changes.
+
+        Raises:
+            LockedError: another process, or another lock object of this one, holds it; the message names it.
+        """
+        if self.is_held:
+            raise LockedError(f"{self.directory}: this lock is already held here; release it before taking it again")
+        durable.make_missing_directory(self.directory)
+        deadline_s = time.monotonic() + wait_s
+        said, is_last = None, False
+        while not self._try_acquire():
+            holder = read_holder(self.directory)
+            text = self._held_by(holder)
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                if is_last or left_s < -_ENDS_WITHIN_S:
+                    raise LockedError(f"{text}; end that process first, or choose another folder")
+                is_last = holder is None or not holder.is_ending()  # it may just have ended: one more attempt
+                time.sleep(0 if is_last else _ENDING_POLL_S)
+                continue
+            if on_wait is not None and text != said:
+                on_wait(text)
+                said = text
+            _pause(holder, min(_POLL_S, left_s))
+
+    def renew(self) -> None:
+        """Take the lock again if its file was removed: a lock of a file without a name keeps nobody out.
+
+        Raises:
+            LockedError: another process has locked the folder since; the old lock is still held.
+        """
+        if self.is_held and not self._is_file_there():
+            before, descriptor = self._lock, self._descriptor
+            self._lock = self._new_lock()
+            if not self._try_acquire():
+                self._lock, self._descriptor = before, descriptor
+                raise LockedError(self._held_by(read_holder(self.directory)))
+            before.release()
+        self._write_note()
+
+    def _is_file_there(self) -> bool:
+        with durable.disk_errors(self.directory / LOCK_FILE, "looking at the folder's lock"):
+            try:
+                return os.path.samestat(os.fstat(self._descriptor), (self.directory / LOCK_FILE).stat())
+            except FileNotFoundError:
+                return False
+
+    def release(self) -> None:
+        """Let go; does nothing if the lock is not held."""
+        if self.is_held:
+            try:
+                if self._is_note_ours():
+                    with durable.disk_errors(self.directory / HOLDER_FILE, "removing the lock's note"):
+                        (self.directory / HOLDER_FILE).unlink(missing_ok=True)
+            finally:
+                with durable.disk_errors(self.directory / LOCK_FILE, "letting go of the lock"):
+                    self._lock.release()
+
+    def __enter__(self) -> DirectoryLock:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+    def _try_acquire(self) -> bool:
+        with durable.disk_errors(self.directory / LOCK_FILE, "locking the folder"):
+            try:
+                self._lock.acquire(blocking=False)
+            except filelock.Timeout:
+                return False
+            except OSError as error:
+                if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP):
+                    raise
+                if not self._is_needed:
+                    self.is_unknown_here = True
+                    self._write_note()
+                    return True
+                raise StoreError(
+                    f"{self.directory}: its file system knows no locks, so two writers could not be told apart; "
+                    "choose a folder on a local disk"
+                ) from error
+        try:
+            self._write_note()
+        except BaseException:
+            self._lock.release()
+            raise
+        return True
+
+    def _write_note(self) -> None:
+        durable.replace_note(self.directory / HOLDER_FILE, LockHolder.this_process(self.role).note())
+
+    def _is_note_ours(self) -> bool:
+        """Whether nobody else has written its own: where a lock was lost, its next holder may be at work."""
+        return read_holder(self.directory) in (None, LockHolder.this_process(self.role))
+
+    def _held_by(self, holder: LockHolder | None) -> str:
+        if holder is None:
+            return f"{self.directory}: locked by a process that has not left its name"
+        if holder.is_gone():
+            return f"{self.directory}: locked, though {holder}, the last to leave its name, is gone"
+        if holder.is_on_this_host() and holder.identity.pid == os.getpid():
+            return f"{self.directory}: locked by this process itself, as {holder}"
+        return f"{self.directory}: locked by {holder}"
+
+
+def _pause(holder: LockHolder | None, at_most_s: float) -> None:
+    """Wait for the holder's death where the kernel tells of it, for a moment otherwise."""
+    if holder is not None and holder.is_on_this_host() and holder.identity.is_alive():
+        holder.identity.wait_for_exit(at_most_s)
+    else:
+        time.sleep(at_most_s)

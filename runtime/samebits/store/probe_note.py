@@ -1,0 +1,102 @@
+"""PROBE_FILE: what a process of a job says of itself to whoever keeps it running, and how that is judged.
+
+One line, written anew every second: ``<pid> <start time> <state> <milliseconds>``, the last by the clock that all
+processes of a machine share (``time.monotonic``). Here live its form and its judgement; who writes is
+``service.probe_beat``, who asks is ``samebits probe``. The one idea: nobody but the process itself is asked, so a
+liveness probe never restarts a worker because its scheduler is away.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from pathlib import Path
+
+from samebits.errors import StoreError
+from samebits.store import durable, private
+from samebits.store.process_identity import ProcessIdentity
+
+SILENT_S = 60.0
+"""Of silence after which a process that lives is taken for stuck: it stands still, or C code holds the interpreter."""
+_MAX_BYTES = 256
+_MOST_DIGITS = 18
+
+
+class State(enum.Enum):
+    """How far the process has come."""
+
+    WAITING = "waiting"  # for its seat, or, a scheduler, for its journal and its port
+    READY = "ready"  # it has a seat, or serves
+    ENDED = "ended"  # by itself; its exit status says how
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeNote:
+    """What one process said last; ``at_s`` by the machine's monotonic clock."""
+
+    identity: ProcessIdentity
+    state: State
+    at_s: float
+
+    def write(self, path: Path) -> None:
+        """Replace what the file said.
+
+        Raises:
+            StoreError: the file cannot be written.
+        """
+        line = f"{self.identity.pid} {self.identity.started_at} {self.state.value} {round(self.at_s * 1000)}\n"
+        durable.require_replaceable(path)
+        durable.replace_note(path, line.encode())
+
+
+def read(path: Path) -> ProbeNote | None:
+    """What the file says; None where there is none yet.
+
+    Raises:
+        StoreError: it is no such note, or not this user's own.
+    """
+    data = private.read(path, _MAX_BYTES)
+    if data is None:
+        return None
+    try:
+        pid, started_at, state, at_ms = data.decode("ascii").split()
+        identity = ProcessIdentity.from_line(f"{pid} {started_at}")
+        if len(at_ms) > _MOST_DIGITS:
+            raise ValueError(f"{at_ms[:40]} is no time")
+        return ProbeNote(identity, State(state), int(at_ms) / 1000)
+    except (UnicodeDecodeError, ValueError):
+        raise StoreError(
+            f"PROBE_FILE={path}: expected what a process of a job writes there. Fix: remove it, or set PROBE_FILE to a "
+            "file that nobody else writes"
+        ) from None
+
+
+def is_alive(note: ProbeNote | None, lives: bool, now_s: float) -> tuple[bool, str]:
+    """Whether the process need not be started again, and why, in a sentence.
+
+    Args:
+        note: what it said last; None where it has said nothing.
+        lives: whether exactly that process still runs.
+        now_s: the machine's monotonic clock.
+    """
+    if note is None:
+        return False, "no process has written PROBE_FILE yet: it has not come to samebits.init()"
+    who = note.identity
+    if note.state is State.ENDED:
+        return True, f"{who} has ended by itself; its exit status says how"
+    if not lives:
+        return False, f"{who} is gone and has not said that it ends"
+    silent_s = max(0.0, now_s - note.at_s)
+    if silent_s > SILENT_S:
+        return False, f"{who} lives, but has been silent for {silent_s:.0f} s; expected a word every second"
+    return True, f"{who} is alive"
+
+
+def is_ready(note: ProbeNote | None, lives: bool, now_s: float) -> tuple[bool, str]:
+    """Whether the process has its seat in the job (a scheduler: serves it), and why, in a sentence; as ``is_alive``."""
+    alive, why = is_alive(note, lives, now_s)
+    if not alive or note is None or note.state is State.ENDED:
+        return False, why
+    if note.state is State.WAITING:
+        return False, f"{note.identity} is alive and waits for its seat"
+    return True, f"{note.identity} is in the job"

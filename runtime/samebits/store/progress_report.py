@@ -1,0 +1,85 @@
+"""What a training script says of itself, for whoever follows its job: one small file beside the worker's log.
+
+Writing and reading of that file live here; when it is written is the state's to decide. The one idea: it is a note, not
+a record: the newest replaces the one before by a rename, nothing waits for the disk, and a reader takes of it what has
+the right shape and drops the rest.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from samebits import strict_json
+from samebits.errors import StoreError
+from samebits.store import durable, private
+
+MOST_VALUES = 12
+LONGEST_NAME = 24
+_MAX_FILE_BYTES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressReport:
+    """One report of one rank.
+
+    Attributes:
+        step: completed steps when it was made.
+        total_steps: how many there will be; None where the script has not said.
+        values: by name, in the order they were given; the first is usually the loss.
+    """
+
+    step: int
+    total_steps: int | None
+    values: Mapping[str, float]
+
+
+_NOT_FINITE = {str(value): value for value in (math.nan, math.inf, -math.inf)}
+"""How JSON, which has no such numbers, holds them."""
+
+
+def report_file(log_dir: Path, node: str) -> Path:
+    """Where the worker of this node id writes."""
+    return log_dir / f"worker_{node}.report"
+
+
+def write_report(log_dir: Path, node: str, report: ProgressReport) -> None:
+    """Replace the note.
+
+    Raises:
+        StoreError: the disk refuses.
+    """
+    values = {name: value if math.isfinite(value) else str(value) for name, value in report.values.items()}
+    content = {"step": report.step, "total_steps": report.total_steps, "values": values}
+    durable.replace_note(report_file(log_dir, node), json.dumps(content).encode())
+
+
+def read_report(log_dir: Path, node: str) -> ProgressReport | None:
+    """The newest note; None where there is none, or it is not ours."""
+    try:
+        data = private.read(report_file(log_dir, node), _MAX_FILE_BYTES)
+    except StoreError:
+        return None
+    if data is None:
+        return None
+    try:
+        content = strict_json.loads(data)
+        step, total_steps = content["step"], content["total_steps"]
+        values = {name: _NOT_FINITE.get(value, value) for name, value in content["values"].items() if is_name(name)}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return None
+    if type(step) is not int or type(total_steps) not in (int, type(None)):
+        return None
+    if not all(type(value) in (int, float) for value in values.values()):
+        return None
+    if step < 0 or len(values) > MOST_VALUES or (total_steps is not None and total_steps < 1):
+        return None
+    return ProgressReport(step, total_steps, values)
+
+
+def is_name(name: object) -> bool:
+    """Whether a value may be called so: short, and nothing that moves a cursor."""
+    return isinstance(name, str) and 0 < len(name) <= LONGEST_NAME and name.isprintable()

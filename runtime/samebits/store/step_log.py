@@ -1,0 +1,298 @@
+"""The step log of one rank: what every step was about to use, on disk before the step was taken.
+
+::
+
+    <root>/<slot>/steps/00000003_from_step_0000000801      a segment: a file in ``journal_format``
+    <root>/<slot>/steps/{lock,lock.holder}                  one live writer
+
+Files live here; what an entry says is ``step_record``'s, and what is done about a difference the training's. The one
+idea: a segment is only ever appended to, one entry a batch with a hash and an fsync of its own, and only by the process
+that began it. So every segment may end torn, a torn end is a step that was never taken and is cut off, and a log is
+kept short by removing whole segments that no kept point can need again.
+
+The log is evidence, no memory: where it is damaged its records up to there are used, the damage is told, and training
+goes on. Only another job's log is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from samebits.commands import spelled
+from samebits.errors import ForeignFolderError, StoreError
+from samebits.store import durable, journal_format, step_record
+from samebits.store.checkpoint.local.folder import oldest_step_in
+from samebits.store.journal_format import JournalFormatError
+from samebits.store.step_record import Entry, History, LogHeader, StepEntryError, StepRecord
+
+STEPS_FOLDER = "steps"
+SEGMENT_BYTES = 4 * 1024 * 1024
+
+_SEGMENT_NAME = re.compile(r"(\d{8,})_from_step_(\d{10,})", re.ASCII)
+_TEMPORARY_NAME = re.compile(r"\.\d{8,}_from_step_\d{10,}\.tmp-", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """One file, as it was read: its entries up to ``end``, and what is wrong with it behind that."""
+
+    path: Path
+    header: LogHeader | None
+    entries: list[Entry]
+    end: int
+    torn: str | None
+    problem: str | None
+
+    @property
+    def last_step(self) -> int:
+        """The greatest step it holds a record of."""
+        return max((entry.step for entry in self.entries if isinstance(entry, StepRecord)), default=0)
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A segment in the folder, as far as it matters when it may go."""
+
+    path: Path
+    last_step: int
+    is_whole: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FoundLog:
+    """What a reader without the lock finds."""
+
+    header: LogHeader | None
+    history: History
+    problems: list[str]
+
+
+def read_step_log(directory: Path, *, after_step: int = 0) -> FoundLog | None:
+    """Read the log in a rank's folder (``<root>/<slot>``) without changing anything; none where there is none.
+
+    A writer may be at work: a record that is being written looks like a torn end, and is left out.
+
+    Raises:
+        StoreError: the disk refuses.
+    """
+    segments = list(_read_segments(directory / STEPS_FOLDER))
+    if not segments:
+        return None
+    history = History.of((entry for one in segments for entry in one.entries), after_step=after_step)
+    header = next((one.header for one in reversed(segments) if one.header is not None), None)
+    return FoundLog(header, history, [one.problem for one in segments if one.problem is not None])
+
+
+class StepLogWriter:
+    """The log of one slot, opened by the holder of the lock of its folder. One thread uses it.
+
+    Attributes:
+        problems: what :meth:`open` found damaged, or had to cut off; to be said.
+        last_step: of the newest record there; 0 where there is none.
+    """
+
+    def __init__(self, directory: Path, header: LogHeader, oldest_step: Callable[[], int] | None = None) -> None:
+        self.problems: list[str] = []
+        self.last_step = 0
+        self._rank_directory = directory
+        self._directory = directory / STEPS_FOLDER
+        self._header = header
+        self._oldest_step = oldest_step or (lambda: oldest_step_in(directory))
+        self._segments: list[_Kept] = []  # the oldest first; the last one is being written
+        self._path: Path | None = None  # of the present one
+        self._descriptor = -1
+        self._nonce = 0
+        self._size_bytes = 0
+        self._number = 0
+
+    @classmethod
+    def open(cls, directory: Path, header: LogHeader, oldest_step: Callable[[], int] | None = None) -> StepLogWriter:
+        """Open the log in a rank's folder, or begin one; torn ends are cut off.
+
+        Args:
+            directory: the rank's folder.
+            header: whose log it is.
+            oldest_step: tells the step of the oldest point that the rank may go back to, 0 where that is not known;
+                None: the points are in that folder.
+
+        Raises:
+            ForeignFolderError: it is another job's; nothing was changed.
+            StoreError: the disk refuses.
+        """
+        writer = cls(directory, header, oldest_step)
+        durable.make_directory(writer._directory)
+        segments = list(_read_segments(writer._directory))
+        for one in segments:
+            if one.header is not None and one.header.job != header.job:
+                raise ForeignFolderError(
+                    f"{one.path}: was written by job {one.header.job}, this is job {header.job}; "
+                    f"`{spelled('run', '--fresh')}` moves the checkpoint folder aside, or move that file away"
+                )
+        writer._take_up(segments)
+        return writer
+
+    def _take_up(self, segments: Sequence[Segment]) -> None:
+        with durable.disk_errors(self._directory, "removing what a killed writer left"):
+            for entry in list(self._directory.iterdir()):
+                if _TEMPORARY_NAME.match(entry.name):
+                    entry.unlink()
+        for one in segments:
+            if one.torn is not None:
+                _cut(one)
+                self.problems.append(
+                    f"{one.path}: from byte {one.end} on a record that a crash interrupted ({one.torn}) was cut off: "
+                    "its step had not begun"
+                )
+            if one.problem is not None:
+                self.problems.append(one.problem)
+            self._segments.append(_Kept(one.path, one.last_step, one.problem is None))
+            self._number = max(self._number, _number_of(one.path))
+        self.last_step = History.of(entry for one in segments for entry in one.entries).last_step
+
+    def line_after(self, step: int) -> dict[int, StepRecord]:
+        """The newest record of every later step that is to be compared, read from the disk.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        found = read_step_log(self._rank_directory, after_step=step)
+        return {} if found is None else found.history.line
+
+    def append(self, entries: Sequence[Entry]) -> None:
+        """Make these entries durable: one write, one fsync, all or none.
+
+        Raises:
+            StoreError: they are not durable. The next append tries anew, in a new segment where nobody can know what
+                this one holds.
+        """
+        payloads = [step_record.pack(entry) for entry in entries]
+        if self._descriptor < 0 or self._size_bytes >= SEGMENT_BYTES:
+            self._begin_segment(payloads, entries[-1].step)
+        else:
+            self._append(payloads)
+        self.last_step = max((one.step for one in entries if isinstance(one, StepRecord)), default=self.last_step)
+        if self._path is not None:
+            self._segments[-1].last_step = max(self._segments[-1].last_step, self.last_step)
+
+    def _begin_segment(self, payloads: Sequence[bytes], step: int) -> None:
+        """A new file that holds these entries from the start; what no kept point can need any more goes."""
+        self.close()
+        nonce = int.from_bytes(os.urandom(8), "little")
+        data = journal_format.encode_file([step_record.pack_header(self._header), *payloads], nonce)
+        path = self._directory / f"{self._number + 1:08d}_from_step_{step:010d}"
+        durable.write_file_atomically(path, data)
+        self._number += 1
+        self._segments.append(_Kept(path, step, True))
+        with durable.disk_errors(path, "opening the segment"):
+            self._descriptor = durable.reopen(path, os.O_APPEND)
+        self._path, self._nonce, self._size_bytes = path, nonce, len(data)
+        with contextlib.suppress(StoreError):  # what stays is looked at again with the next segment
+            self._prune()
+
+    def _append(self, payloads: Sequence[bytes]) -> None:
+        assert self._path is not None, "an open segment has a path"
+        if journal_format.body_bytes(payloads) > journal_format.MAX_BODY_BYTES:
+            raise StoreError(f"{self._path}: a record of {journal_format.body_bytes(payloads)} bytes does not fit")
+        batch = journal_format.encode_batch(payloads, self._nonce, self._size_bytes)
+        with durable.disk_errors(self._path, f"appending {len(batch)} bytes"):
+            try:
+                durable.write_all(self._descriptor, batch)
+                os.fsync(self._descriptor)
+            except BaseException:
+                # After a failed fsync nobody knows what the disk holds, and another one would lie (fsync(2)).
+                self._give_up_segment()
+                raise
+        self._size_bytes += len(batch)
+
+    def _give_up_segment(self) -> None:
+        # The first failure is the one to tell; what cannot be cut off is a torn end, or a record like any other.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._descriptor, self._size_bytes)
+        self.close()
+
+    def _prune(self) -> None:
+        """Remove the oldest segments, as long as none of their steps lies behind the oldest point of this rank."""
+        oldest, removed = self._oldest_step(), False
+        with durable.disk_errors(self._directory, "removing old segments"):
+            while len(self._segments) > 1 and self._bound_of_oldest() <= oldest:
+                self._segments[0].path.unlink(missing_ok=True)
+                del self._segments[0]
+                removed = True
+        if removed:
+            durable.fsync_dir(self._directory)
+
+    def _bound_of_oldest(self) -> int:
+        """No step of the oldest segment is later; a damaged one may have held more than can be read of it."""
+        first, second = self._segments[:2]
+        return first.last_step if first.is_whole else max(first.last_step, second.last_step)
+
+    def close(self) -> None:
+        """Let go of the file; again does nothing."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._descriptor, self._path = -1, None
+
+
+def _read_segments(directory: Path) -> Iterator[Segment]:
+    with durable.disk_errors(directory, "listing the segments"):
+        try:
+            names = [entry.name for entry in directory.iterdir() if _SEGMENT_NAME.fullmatch(entry.name)]
+        except FileNotFoundError:
+            return
+    for path in sorted((directory / name for name in names), key=_number_of):
+        with durable.disk_errors(path, "reading the step log"):
+            try:
+                with os.fdopen(durable.open_regular(path), "rb") as file:
+                    data = file.read()
+            except FileNotFoundError:  # its writer has removed it meanwhile
+                continue
+        yield _decode(path, data, directory.parent.name)
+
+
+def _number_of(path: Path) -> int:
+    return int(path.name.partition("_")[0])
+
+
+def _decode(path: Path, data: bytes, slot: str) -> Segment:
+    problem, torn = None, None
+    try:
+        contents = journal_format.decode_file(data)
+        payloads, end, torn = contents.payloads, contents.end, contents.torn
+    except JournalFormatError as error:
+        problem = f"{path}: was changed after it was written (byte {error.offset}: {error.found})"
+        payloads, end = _before(data, error.offset), error.offset
+    try:
+        header = step_record.unpack_header(payloads[0]) if payloads else None
+        entries = [step_record.unpack(payload) for payload in payloads[1:]]
+    except StepEntryError as error:
+        return Segment(path, None, [], end, None, f"{path}: {error}; it is passed over")
+    if header is not None and str(header.slot) != slot:
+        return Segment(
+            path, header, [], end, None, f"{path}: is the log of slot {header.slot}, not of {slot}; it is passed over"
+        )
+    if problem is not None:
+        problem += f"; the {len(entries)} entries before that are used"
+    return Segment(path, header, entries, end, torn, problem)
+
+
+def _before(data: bytes, offset: int) -> list[bytes]:
+    """The payloads of a damaged file up to the damage."""
+    try:
+        return journal_format.decode_file(data[:offset]).payloads
+    except JournalFormatError:
+        return []
+
+
+def _cut(segment: Segment) -> None:
+    with durable.disk_errors(segment.path, "cutting off a torn end"):
+        descriptor = durable.reopen(segment.path)
+        try:
+            os.ftruncate(descriptor, segment.end)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

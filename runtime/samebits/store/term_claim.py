@@ -1,0 +1,192 @@
+"""The claim of a term: which scheduler's journal counts, also where a lock is lost and the old one still lives.
+
+Here live the claim's file and the question whether it stands; what a journal does with the answer is ``journal``'s. A
+lock (``DirectoryLock``) keeps a second scheduler out as long as it works, but a shared file system may have none
+(Lustre without flock), or give it to the next one while its holder is stopped or cut off. The one idea: *a new
+scheduler first removes the old one's claim and then reads the journal, and whoever appends looks for its own claim
+after the fsync and before it speaks*. If the claim was still there, the append lies in what the new one will read; if
+it was not, nothing of the append is ever spoken of. No clock is asked.
+
+A claim is a file ``term.N`` with its owner's name, made by exclusive creation. :meth:`TermClaim.take` makes it, looks
+for a higher one (then it is too late, and gives up), and removes all lower ones. Two that claim at the same time cannot
+both go on: whichever is created second is seen by, or sees, the other. No scheduler removes the highest claim, so a
+number is never given twice.
+
+A person may remove it, with or without the folder. Then its owner claims a higher term in the same way, and looks at
+the journal once more: if there is none, or only its own, nothing was released since that it does not know, and it
+writes the journal anew from memory (``Journal.begin_again``).
+
+Whether it stands is asked by fchmodat(2) on the claim's name in the folder that it was made in, which may be moved
+while a job runs, and is kept open for that. It must not be answered from a cache: an NFS client answers stat(2) and
+open(2) for seconds from remembered attributes (nfs(5), "acregmin"), and may keep changed times to itself under a
+delegation (RFC 9754), but a changed mode is a SETATTR that the server answers, with ESTALE for a file that another
+client has removed (RFC 8881, section 18.30). The file is never kept open: a server may keep what is open. Lustre and
+CephFS revoke what a client remembers of a name before that name is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+from samebits.commands import spelled
+from samebits.core.records import MAX_TERM
+from samebits.errors import ClaimRemovedError, StoreError, SupersededError
+from samebits.store import durable
+from samebits.store.lock import LockHolder
+
+_CLAIM = re.compile(r"term\.([1-9][0-9]{0,17})")
+_GONE = (errno.ENOENT, errno.ESTALE)
+
+
+def highest_claim(directory: Path) -> int:
+    """The highest term that is claimed in the folder; 0 where none is, or no folder."""
+    return max(_claims(directory), default=0)
+
+
+class TermClaim:
+    """The claim of one scheduler start in one folder.
+
+    Attributes:
+        number: the term; higher than every one that was claimed or, by ``floor``, written before.
+    """
+
+    def __init__(self, directory: Path, number: int) -> None:
+        self._directory = directory
+        self._path = _path(directory, number)
+        self._note = b""
+        with durable.disk_errors(directory, "opening the folder of a claim"):
+            self._folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        weakref.finalize(self, os.close, self._folder)
+        self.number = number
+
+    @classmethod
+    def take(cls, directory: Path, role: str, floor: Callable[[], int] = lambda: 0) -> TermClaim:
+        """Claim the next term; from its return on no earlier claim stands.
+
+        Args:
+            directory: made, with its parents, where it is missing.
+            role: what others are told about this process, e.g. "scheduler on port 8000".
+            floor: the highest term that the folder's journal knows of; asked before the claim is made.
+
+        Raises:
+            SupersededError: another one claimed the same term, or a higher one, at the same moment.
+            StoreError: the disk refuses, or the last term is above any that a job can have had.
+        """
+        durable.make_directory(directory)
+        number = max(floor(), highest_claim(directory)) + 1
+        if number > MAX_TERM:
+            raise StoreError(
+                f"{directory}: the last term there is {number - 1}, and no scheduler was started so often (at most "
+                f"{MAX_TERM} are counted): another program has left {_path(directory, number - 1).name}, or the "
+                f"journal is damaged. Fix: remove that file; or `{spelled('run', '--fresh')}` moves the folder aside"
+            )
+        claim = cls(directory, number)
+        claim._create(LockHolder.this_process(role).note() + os.urandom(16).hex().encode())
+        claims = _claims(directory)
+        if max(claims, default=0) > claim.number:
+            with durable.disk_errors(claim._path, "taking a claim back"):
+                claim._path.unlink(missing_ok=True)
+            raise claim._superseded()
+        for number in claims:
+            if number < claim.number:
+                with durable.disk_errors(_path(directory, number), "removing an earlier scheduler's claim"):
+                    _path(directory, number).unlink(missing_ok=True)
+        durable.fsync_dir(directory)
+        return claim
+
+    @property
+    def tag(self) -> str:
+        """What marks this claim's temporary files as nobody else's."""
+        return f"{self.number}-"
+
+    def require(self) -> None:
+        """Return if the claim stands: then everything that was durable before this call is read by who claims later.
+
+        One fchmodat(2), for which the module's text has the reason. A person who empties the folder lets another
+        scheduler claim the same number, so the file's content is compared as well.
+
+        Raises:
+            SupersededError: another scheduler has taken it; the message names that one.
+            ClaimRemovedError: it is gone, and no scheduler has claimed this term or a later one.
+            StoreError: the disk does not say.
+        """
+        with durable.disk_errors(self._path, "looking whether this scheduler's claim stands"):
+            try:
+                os.chmod(self._path.name, durable.FILE_MODE, dir_fd=self._folder)
+                if self._read() == self._note:
+                    return
+            except OSError as error:
+                if error.errno not in _GONE:
+                    raise
+            if highest_claim(self._directory) >= self.number:
+                raise self._superseded()
+            raise ClaimRemovedError(
+                f"{self._directory}: {self._path.name}, this scheduler's claim, was removed, or the folder was. "
+                f"Fix: leave the files of a running job alone; `{spelled('stop')}` ends it first"
+            )
+
+    def _read(self) -> bytes:
+        descriptor = os.open(
+            self._path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self._folder
+        )
+        try:
+            return os.read(descriptor, len(self._note) + 1)
+        finally:
+            os.close(descriptor)
+
+    def _create(self, note: bytes) -> None:
+        with durable.disk_errors(self._path, "claiming a term"):
+            try:
+                descriptor = durable.create(self._path)
+            except FileExistsError:
+                raise self._superseded() from None
+            try:
+                durable.write_all(descriptor, note)
+                self._note = note
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        durable.fsync_dir(self._directory)
+
+    def _superseded(self) -> SupersededError:
+        number, owner = 0, None
+        with contextlib.suppress(Exception):  # who it is helps, and decides nothing
+            number = highest_claim(self._directory)
+            owner = LockHolder.read(_path(self._directory, number), "reading a claim")
+        who = str(owner) if owner is not None else "another scheduler"
+        why = f"{who} has claimed term {number}" if number else f"{self._path.name} was removed"
+        return SupersededError(
+            f"{self._directory}: {why}, so this scheduler, of term {self.number}, has stopped and said nothing of what "
+            "it wrote since. Fix: nothing, the job goes on with the other one; to have its scheduler here again, end "
+            "that one first"
+        )
+
+
+def _path(directory: Path, number: int) -> Path:
+    return directory / f"term.{number}"
+
+
+def _claims(directory: Path) -> list[int]:
+    with durable.disk_errors(directory, "looking for claims"):
+        try:
+            names = os.listdir(directory)  # noqa: PTH208 - names are all that is needed
+        except FileNotFoundError:
+            return []
+    return [number for name in names if (number := _number_in(name)) is not None and number <= MAX_TERM]
+
+
+def impossible_claims(directory: Path) -> list[str]:
+    """Return names of files that look like claims of terms that no job can have; they count for nothing."""
+    with durable.disk_errors(directory, "looking for claims"):
+        return sorted(name for name in os.listdir(directory) if (_number_in(name) or 0) > MAX_TERM)  # noqa: PTH208
+
+
+def _number_in(name: str) -> int | None:
+    found = _CLAIM.fullmatch(name)
+    return None if found is None else int(found[1])

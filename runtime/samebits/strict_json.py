@@ -1,0 +1,55 @@
+"""JSON as this package writes and reads it: no control characters out, no number in that a computation cannot bear.
+
+What is written is UTF-8 and prints as it is. What is read holds finite numbers of 64 bits: an integer of 400 digits is
+an OverflowError in the first sum with a float, and JSON has no NaN.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+from samebits.printable import escaped
+
+__all__ = ["dumps", "loads"]
+
+_MOST = 1 << 63
+_MAY_BE_TOO_LARGE = re.compile(r"[0-9]{19}|[eE]\+?[0-9]{3}")
+
+
+def dumps(value: Any, *, indent: int | None = None, is_compact: bool = False) -> str:
+    """Return the value as JSON without control characters or lone surrogates; :func:`loads` gives the value back."""
+    separators = (",", ":") if is_compact else None
+    text = json.dumps(value, ensure_ascii=False, indent=indent, separators=separators)
+    return escaped(text, keep="\n")  # outside of its strings JSON has no such character but the line break
+
+
+def loads(text: str | bytes) -> Any:
+    """Return what the JSON says.
+
+    Raises:
+        ValueError: it is no JSON in UTF-8, nests too deep, or has a number that is not finite or has more than 64 bits.
+    """
+    if isinstance(text, bytes):
+        text = text.decode()
+    # Few texts can hold such a number; only those are read the slow way.
+    hooks: dict[str, Any] = {"parse_int": _whole, "parse_float": _finite} if _MAY_BE_TOO_LARGE.search(text) else {}
+    try:
+        return json.loads(text, parse_constant=_finite, **hooks)
+    except RecursionError as error:
+        raise ValueError("it nests too deep") from error
+
+
+def _whole(text: str) -> int:
+    if len(text) > 20 or not -_MOST <= (number := int(text)) < 2 * _MOST:
+        raise ValueError(f"{text[:40]} has more than 64 bits")
+    return number
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is no number of JSON's")
+    return number

@@ -1,0 +1,110 @@
+"""Reading a directory of ``torch.distributed.checkpoint`` without running anything that it holds.
+
+The format's index is a pickle, and so is every value in it that is no tensor. Here live the reader and the planner that
+torch is given instead of its own, which would unpickle both freely. Never here: what is done with what was read. The
+one idea: an index is made of a dozen classes without behaviour, so the unpickler knows those and nothing else, and
+whatever else a directory names is an error before it is looked up.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import metadata as index
+from torch.distributed.checkpoint.filesystem import _StorageInfo
+from torch.distributed.checkpoint.planner import ReadItem
+
+from samebits.errors import CheckpointError
+from samebits.named_file import read_named_file
+
+__all__ = ["SafePlanner", "SafeReader"]
+
+_INDEX_FILE = ".metadata"
+_MOST_INDEX_BYTES = 1 << 30
+
+
+class SafeReader(dcp.FileSystemReader):
+    """Torch's own, with an index that is not unpickled freely."""
+
+    def read_metadata(self, *_: Any, **__: Any) -> index.Metadata:
+        """The directory's index.
+
+        Raises:
+            CheckpointError: there is none, or it names what no index is made of.
+        """
+        path = Path(self.path, _INDEX_FILE)
+        try:
+            content = read_named_file(path, _MOST_INDEX_BYTES)
+        except OSError as error:
+            raise CheckpointError(
+                f"{path}: the index cannot be read: {error.strerror}. Fix: name a directory that "
+                "torch.distributed.checkpoint has written"
+            ) from error
+        try:
+            found = _IndexUnpickler(io.BytesIO(content)).load()
+        except Exception as error:  # a damaged pickle may raise anything
+            raise CheckpointError(f"{path}: is no index of torch.distributed.checkpoint: {error}") from error
+        if not isinstance(found, index.Metadata) or not isinstance(found.storage_data, dict):
+            raise CheckpointError(f"{path}: is no index of torch.distributed.checkpoint: a {type(found).__name__}")
+        return found
+
+
+def _joined(*parts: str) -> str:
+    """Of a path, which torch notes and nobody needs."""
+    return "/".join(parts)
+
+
+class _IndexUnpickler(pickle.Unpickler):
+    _KNOWN: Mapping[tuple[str, str], Any] = {
+        **{
+            (index.__name__, kind.__name__): kind
+            for kind in (
+                index.BytesStorageMetadata,
+                index.ChunkStorageMetadata,
+                index.Metadata,
+                index.MetadataIndex,
+                index.StorageMeta,
+                index.TensorProperties,
+                index.TensorStorageMetadata,
+                index._MEM_FORMAT_ENCODING,
+            )
+        },
+        (_StorageInfo.__module__, _StorageInfo.__name__): _StorageInfo,
+        ("torch", "Size"): torch.Size,
+        ("torch.serialization", "_get_layout"): torch.serialization._get_layout,
+        ("collections", "OrderedDict"): dict,
+        **{("pathlib", name): _joined for name in ("Path", "PosixPath", "WindowsPath", "PurePosixPath")},
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Only what an index is made of."""
+        dtype = getattr(torch, name, None) if module == "torch" and name.isidentifier() else None
+        if isinstance(dtype, torch.dtype):
+            return dtype
+        try:
+            return self._KNOWN[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no index is made of") from None
+
+
+class SafePlanner(dcp.DefaultLoadPlanner):
+    """Everything by its flat name; values that are no tensors by ``weights_only``."""
+
+    def __init__(self) -> None:
+        super().__init__(flatten_state_dict=False, flatten_sharded_tensors=False)
+
+    def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
+        """Torch's own would unpickle anything."""
+        name = read_item.dest_index.fqn
+        try:
+            self.state_dict[name] = torch.load(value, weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise CheckpointError(
+                f"{name} is neither a tensor nor plain data, and nothing else is read: {str(error).splitlines()[0]}"
+            ) from None

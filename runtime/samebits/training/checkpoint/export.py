@@ -1,0 +1,124 @@
+"""A point as a file that ``torch.load(weights_only=True)`` reads, for programs that know torch and nothing of ours.
+
+The one place where anything is written in torch's own format; nothing here, or anywhere in this package, reads it. The
+one idea: the state goes out in the form in which it was given, by the names it has in the training script, and what
+such a file could not give back is refused before it is written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict, deque
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from samebits.errors import CheckpointError
+from samebits.store import durable
+from samebits.store.checkpoint import Checkpoint, PointHeader
+from samebits.training import value_trees
+from samebits.training.sharding.whole import has_pieces
+from samebits.training.state import snapshot
+
+__all__ = ["ORIGIN", "export_for_torch", "nested", "require_readable", "values_of"]
+
+ORIGIN = "samebits"
+"""The key under which the file says where it comes from, beside the state's own names."""
+
+_LARGEST_INTEGER_BITS = 2039  # pickle's LONG1, the only one that weights_only reads
+
+
+def export_for_torch(checkpoint: Checkpoint, path: Path, *, replace: bool = False) -> None:
+    """Write the point to the file ``path``, durably.
+
+    Args:
+        checkpoint: verified already.
+        path: the file; ``replace`` says whether one that is there may go.
+        replace: see ``path``.
+
+    Raises:
+        CheckpointError: the state holds what such a file cannot give back; the message names it.
+        StoreError: the disk refuses, or there is a file of that name already.
+    """
+    content = nested(checkpoint)
+    require_readable(content, "state")
+    with durable.new_file(path, replace=replace) as descriptor, os.fdopen(descriptor, "wb", closefd=False) as file:
+        torch.save(content, file)
+
+
+def nested(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The state's values by name, with tensors, and under ``samebits`` what belongs to the point besides them."""
+    contents = snapshot.state_in(checkpoint.tree, checkpoint.tensors)
+    header = checkpoint.header
+    values = values_of(checkpoint.header, contents)
+    if has_pieces(values):
+        raise CheckpointError(
+            f"{header.point}: the state is sharded, and a rank's point holds only its own part of it: export it with "
+            "--format dcp, which takes all ranks' points"
+        )
+    shared = {name: value for name, value in contents["shared"].items() if name != "values"}
+    rest = {name: value for name, value in contents.items() if name != "shared"}
+    origin = {
+        "job": header.job,
+        "step": header.point.step,
+        "generation": header.point.generation,
+        "rank": header.rank,
+        "world_size": header.world_size,
+        **shared,
+        **rest,
+        "layout": checkpoint.layout,
+    }
+    if ORIGIN in values:
+        raise CheckpointError(f"{header.point}: the state has a value called {ORIGIN!r}; export it as safetensors")
+    return {**values, ORIGIN: origin}
+
+
+def values_of(header: PointHeader, contents: Any) -> dict[str, Any]:
+    """The state's values by name, of what a point holds.
+
+    Raises:
+        CheckpointError: it is no state.
+    """
+    try:
+        return {name: _nearest(value) for name, value in contents["shared"]["values"].items()}
+    except (KeyError, TypeError, ValueError):
+        raise CheckpointError(
+            f"{header.point}: holds no state as samebits.elastic saves it; export its tensors as safetensors"
+        ) from None
+
+
+def _nearest(value: Any) -> Any:
+    """Return a value of the nearest type that ``torch.load(weights_only=True)`` reads, at any depth."""
+    kind = type(value)
+    if kind is frozenset:
+        return set(value)
+    if kind is range:
+        return list(value)
+    if kind.__module__ == "numpy":
+        return torch.from_numpy(value.copy()) if value.ndim else value.item()
+    items = value_trees.children(value)
+    if items is None:
+        return value
+    nearest = [(key, _nearest(item)) for key, item in items]
+    if kind is defaultdict:
+        return dict(nearest)
+    return [item for _, item in nearest] if kind is deque else value_trees.rebuilt(value, nearest)
+
+
+def require_readable(value: Any, path: str) -> None:
+    """What weights_only does not read, though torch writes it: found here, not when the file is needed."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            require_readable(key, f"{path}: the key {key!r}")
+            require_readable(item, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            require_readable(item, f"{path}.{index}")
+    elif isinstance(value, bytes) and not value:
+        raise CheckpointError(f"{path}: torch.load(weights_only=True) reads no empty bytes; export it as safetensors")
+    elif isinstance(value, int) and value.bit_length() > _LARGEST_INTEGER_BITS:
+        raise CheckpointError(
+            f"{path}: torch.load(weights_only=True) reads no integer of {value.bit_length()} bits; export it as "
+            "safetensors"
+        )

@@ -1,0 +1,146 @@
+"""Copies, in this process's memory, of the states at which the ranks were compared: where a job goes back to.
+
+Here lives the copy of a state on the CPU, how many there are, and whether one still is what it was. Never here: when a
+copy is made or gone back to (``state_points``), what a digest is made of (``state.compared``). The one idea: a state
+that is not known to be everybody's yet must not displace the last that is; so there are two copies, three where the
+answer takes longer than the next comparison, and their memory is used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from samebits.core.point import Point
+from samebits.store.checkpoint.memory.available_memory import available_bytes
+from samebits.training import value_trees
+from samebits.training.state.compared import Named, digest_of, is_hashable, parts_of
+from samebits.training.state.handlers import copied_tree
+
+__all__ = ["KeptState", "KeptStates"]
+
+MOST = 3
+SHARE_OF_AVAILABLE = 0.25
+"""Of the memory that is available to the ranks of a host, so much may be taken by a new copy of each."""
+
+Places = dict[tuple[int, tuple[int, ...], torch.dtype], torch.Tensor]
+"""By where a tensor lies, of which shape and dtype: its copy."""
+
+
+@dataclass(slots=True)
+class KeptState:
+    """One copy.
+
+    Attributes:
+        contents: as ``State.contents`` gives them, and what goes with them; on the CPU.
+        layouts: of the gradient buckets.
+        named: what is compared of it: tensors are those of ``contents``, all else is hashed already.
+        shared: the digest that was reported of it; b"" before.
+    """
+
+    point: Point
+    contents: Mapping[str, Any]
+    layouts: Mapping[str, Any]
+    named: Sequence[Named]
+    shared: bytes = b""
+
+    def is_sound(self) -> bool:
+        """Whether it still is what was reported."""
+        return bool(self.shared) and digest_of(parts_of(self.named)) == self.shared
+
+
+class KeptStates:
+    """The newest copies of one state, the oldest first."""
+
+    def __init__(self) -> None:
+        self._kept: list[KeptState] = []
+        self._spare: Mapping[str, Any] | None = None  # the memory of one that is not needed any more
+
+    def keep(
+        self, point: Point, contents: Mapping[str, Any], layouts: Mapping[str, Any], compared: Sequence[Named]
+    ) -> KeptState:
+        """Copy the state as it stands; the newest that is not known to be everybody's makes room for it."""
+        if len(self._kept) == MOST:
+            self._drop(self._kept.pop())
+        spare, self._spare = self._spare, None
+        places: Places = {}
+        copy = _copied(contents, spare, places)
+        kept = KeptState(point, copy, copied_tree(dict(layouts)), [_of_copy(one, places) for one in compared])
+        self._kept.append(kept)
+        return kept
+
+    def has_room(self, contents: Mapping[str, Any], ranks_here: int) -> bool:
+        """Whether one more copy, on each of so many ranks of this host at once, leaves the training its memory."""
+        if self._spare is not None or len(self._kept) == MOST:
+            return True
+        left = available_bytes()
+        return left is None or bytes_in(contents) * ranks_here <= left * SHARE_OF_AVAILABLE
+
+    def found_equal(self, point: Point | None) -> None:
+        """All ranks were the same there: nothing older is needed."""
+        at = next((at for at, one in enumerate(self._kept) if one.point == point), 0)
+        for one in self._kept[:at]:
+            self._drop(one)
+        del self._kept[:at]
+
+    def go_back(self, to: Point) -> KeptState | None:
+        """The newest copy of that point or before it, which stays; those behind it are dropped."""
+        for one in [one for one in self._kept if one.point > to or not one.is_sound()]:
+            self._kept.remove(one)
+            self._drop(one)
+        return self._kept[-1] if self._kept else None
+
+    def begin(self, restore: Point) -> None:
+        """A generation begins there: what was kept behind it is of a line that was left."""
+        for one in [one for one in self._kept if one.point > restore]:
+            self._kept.remove(one)
+            self._drop(one)
+
+    def _drop(self, one: KeptState) -> None:
+        self._spare = one.contents
+
+
+def bytes_in(tree: Any) -> int:
+    """Of the tensors in it."""
+    if isinstance(tree, torch.Tensor):
+        return tree.nbytes
+    return sum(bytes_in(item) for _, item in value_trees.children(tree) or ())
+
+
+def _of_copy(named: Named, places: Places) -> Named:
+    """The same part with its tensor's copy; what has none is hashed at once."""
+    value = named.value
+    if isinstance(value, torch.Tensor) and is_hashable(value) and (copy := places.get(_place_of(value))) is not None:
+        return named._replace(value=copy)
+    parts = parts_of([named])
+    return named._replace(value=parts[0].value if parts else None)
+
+
+def _place_of(tensor: torch.Tensor) -> tuple[int, tuple[int, ...], torch.dtype]:
+    return tensor.data_ptr(), tuple(tensor.shape), tensor.dtype
+
+
+def _copied(tree: Any, old: Any, places: Places) -> Any:
+    """Copy a tree to the CPU, in the memory of an earlier copy where it fits; tensors are noted by their place."""
+    if isinstance(tree, torch.Tensor):
+        copy = _tensor_copied(tree, old)
+        if tree.layout is torch.strided and tree.data_ptr():
+            places[_place_of(tree)] = copy
+        return copy
+    items = value_trees.children(tree)
+    if items is None:
+        return copied_tree(tree)
+    by_key = dict(value_trees.children(old) or ()) if type(old) is type(tree) else {}
+    return value_trees.rebuilt(tree, [(key, _copied(item, by_key.get(key), places)) for key, item in items])
+
+
+def _tensor_copied(tensor: torch.Tensor, old: object) -> torch.Tensor:
+    kind = (tensor.shape, tensor.dtype, tensor.stride())
+    is_written = isinstance(old, torch.Tensor) and not tensor.requires_grad and not value_trees.overlaps(old)
+    if isinstance(old, torch.Tensor) and is_written and (old.shape, old.dtype, old.stride()) == kind:
+        with torch.no_grad():
+            return old.copy_(tensor)
+    return value_trees.clone(tensor) if tensor.is_cpu else tensor.detach().to("cpu", copy=True)

@@ -1,0 +1,309 @@
+"""Steps that are done again after a recovery, compared with what the step log says of the first time.
+
+Here lives what a rank logs of each step, and what follows where the record of a repeated step differs. Never here: the
+log's files and entries (``store.step_log``, ``store.step_record``), which point is resumed, the training itself. The
+one idea: the record of a step is durable before its optimizer steps, so whatever a later run goes back to, every step
+that it repeats can be held against the log before it is taken: the first that differs is named, and never a later one.
+
+The log never holds training up: where the disk refuses, that is said once and the steps go on without records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import xxhash
+
+from samebits.commands import spelled
+from samebits.core.messages import GenerationStarted
+from samebits.errors import DivergenceError, ForeignFolderError, StoreError, UsageError
+from samebits.service import log
+from samebits.store.lock import DirectoryLock
+from samebits.store.step_log import STEPS_FOLDER, StepLogWriter
+from samebits.store.step_record import Difference, Entry, LateSamples, LogHeader, NewLine, StepRecord, difference
+from samebits.training.state import snapshot
+from samebits.training.state.base_state import State
+from samebits.training.state.checkpoint_config import WARN, StepLog
+from samebits.training.state.torch_state import TorchState
+
+__all__ = ["Replay", "require_steps", "weights_digest"]
+
+
+def require_steps(state: State) -> TorchState:
+    """The state, as one whose optimizer steps can be logged.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if isinstance(state, TorchState) and state.counts_optimizer_steps:
+        return state
+    raise UsageError(
+        f"CheckpointConfig(step_log=…): a {type(state).__name__} has no optimizer steps to log that all ranks take "
+        "together; it is for a samebits.elastic.TorchState that was given an optimizer"
+    )
+
+
+def weights_digest(state: State) -> str:
+    """xxh3_128 over all parameters in the order of their names, of sharded ones this rank's pieces, in hex."""
+    digest = xxhash.xxh3_128()
+    for tensor in (*state.weights(), *state.shards()):
+        digest.update(snapshot.bytes_of(tensor))
+    return digest.hexdigest()
+
+
+@dataclass(slots=True)
+class _Repeated:
+    """What the log expects of the steps that are done again, and what was found equal so far."""
+
+    first: int
+    last: int
+    expected: dict[int, StepRecord]
+    compared: int = 0
+    samples: bool = False
+    weights: bool = False
+
+
+class Replay:
+    """The step log of the slot that this process holds, and the comparison with it.
+
+    Args:
+        asked: how to log.
+        state: whose steps.
+        directory: of the slot's checkpoints; the log lies in a folder of it.
+        header: whose log it is.
+        oldest_step: as for ``StepLogWriter.open``.
+
+    Raises:
+        UsageError: the state has no optimizer whose steps could be logged.
+    """
+
+    def __init__(
+        self,
+        asked: StepLog,
+        state: State,
+        directory: Path,
+        header: LogHeader,
+        oldest_step: Callable[[], int] | None = None,
+    ) -> None:
+        self.slot = header.slot
+        self._asked = asked
+        self._state = require_steps(state)
+        self._directory = directory
+        self._header = header
+        self._oldest_step = oldest_step
+        self._lock = DirectoryLock(directory / STEPS_FOLDER, f"worker {header.node}")
+        self._writer: StepLogWriter | None = None
+        self._failed_before = False
+        self._place: GenerationStarted | None = None
+        self._taken: list[int] = []  # recorded by the loop since the last commit or record
+        self._pending: list[Entry] = []  # go out with the next record
+        self._open: StepRecord | None = None  # the step that has begun last
+        self._logged_step = 0
+        self._line: dict[int, StepRecord] = {}  # what is logged of the steps after the last commit
+        self._line_from: int | None = None  # which commit that is; None while the log was not read
+        self._repeated: _Repeated | None = None
+
+    # ---- the session's calls
+
+    def begin(self, generation: GenerationStarted, step: int) -> None:
+        """A generation begins, at the commit of ``step``: what the log has behind it is to be done again.
+
+        Raises:
+            ForeignFolderError: the log is another job's.
+        """
+        self._state.follow_samples(self._took)
+        self._place, self._open, self._repeated, self._logged_step = generation, None, None, step
+        self._taken.clear()
+        self._pending = [one for one in self._pending if isinstance(one, LateSamples) and one.step == step]
+        if self._line_from is None or step < self._line_from:
+            self._line_from, self._line = step, self._logged_after(step)
+        self._forget_up_to(step)
+        logged = dict(self._line)
+        worlds = {(one.world_size, one.rank) for one in logged.values()}
+        if worlds - {(generation.world_size, generation.rank)}:
+            self._begin_line(step, f"rank {generation.rank} of {generation.world_size} now")
+            if max(logged) > step + 1:  # else one step, that may never have been taken
+                log.say(
+                    f"the step log of slot {self.slot} begins a new line at step {step + 1}: what was logged from "
+                    f"there to step {max(logged)}, in another world, is not compared"
+                )
+        elif logged:
+            self._repeated = _Repeated(step + 1, max(logged), logged)
+
+    def before_step(self) -> None:
+        """An optimizer is about to step: make the step's record durable, and compare it.
+
+        Raises:
+            DivergenceError: the step was logged before, and was another one.
+        """
+        step = self._state.beginning_step
+        if step <= self._logged_step or self._place is None:
+            return  # another optimizer of the same step
+        self._step_is_over()
+        record = StepRecord(
+            step=step,
+            generation=self._place.generation,
+            world_size=self._place.world_size,
+            rank=self._place.rank,
+            seed=self._state.step_seed,
+            learning_rates=self._state.learning_rates,
+            samples=tuple(self._taken),
+            weights=weights_digest(self._state) if step % self._asked.digest_every == 0 else None,
+        )
+        self._taken.clear()
+        self._compare(record)
+        self._append(record)
+        self._open, self._logged_step, self._line[step] = record, step, record
+
+    def committed(self, step: int) -> None:
+        """The state as it stands is the commit of ``step``; samples recorded from now on are the next step's."""
+        self._forget_up_to(step)
+        if self._open is None:
+            self._taken.clear()
+            return
+        if self._taken:
+            self._pending.append(LateSamples(self._open.step, tuple(self._taken)))
+        self._open = replace(self._open, samples=(*self._open.samples, *self._taken), is_complete=True)
+        self._taken.clear()
+
+    def finished(self) -> None:
+        """Training is through: no further record follows."""
+        self._step_is_over()
+        self._say_repeated()
+        if self._pending and self._writer is not None:
+            self._make_durable(self._pending)
+
+    def close(self) -> None:
+        """Let another process log here."""
+        self._state.follow_samples(None)
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        self._lock.release()
+
+    # ---- comparing
+
+    def _took(self, samples: Sequence[int]) -> None:
+        self._taken += samples
+
+    def _compare(self, found: StepRecord) -> None:
+        repeated = self._repeated
+        logged = None if repeated is None else repeated.expected.get(found.step)
+        if repeated is None or logged is None:
+            return
+        differs = difference(logged, found)
+        if differs is not None:
+            self._diverged(logged, differs)
+            return
+        repeated.samples |= bool(logged.samples and found.samples)
+        repeated.weights |= None not in (logged.weights, found.weights)
+
+    def _step_is_over(self) -> None:
+        """The step that had begun was taken: all its samples are known now."""
+        found, self._open = self._open, None
+        if found is None:
+            return
+        if found.step in self._line:
+            self._line[found.step] = replace(found, is_complete=True)
+        if self._repeated is None:
+            return
+        self._compare(replace(found, is_complete=True))
+        if self._repeated is not None:
+            self._repeated.compared += found.step in self._repeated.expected
+            if found.step >= self._repeated.last:
+                self._say_repeated()
+
+    def _diverged(self, logged: StepRecord, differs: Difference) -> None:
+        step, self._repeated = logged.step, None
+        text = (
+            f"step {step} is not the step that was logged, and the first that differs: {differs.what} {differs.one} "
+            f"when generation {logged.generation} logged it, {differs.other} now"
+        )
+        if self._asked.on_divergence != WARN:
+            raise DivergenceError(
+                f"{text}. Either script, data or settings have changed since, or a run of this script does not repeat "
+                f"itself: fix that and call `{spelled('recover')}`, or go on knowingly with "
+                'CheckpointConfig(step_log=samebits.StepLog(on_divergence="warn"))'
+            )
+        log.warn(f"{text}; from here on the steps are another line's and are not compared")
+        self._begin_line(step, f"step {step} differed: {differs.what}")
+
+    def _begin_line(self, step: int, reason: str) -> None:
+        """What is logged of the steps after ``step`` is another line's."""
+        self._pending.append(NewLine(step, reason))
+        self._line = {one: record for one, record in self._line.items() if one <= step}
+
+    def _say_repeated(self) -> None:
+        """One line on what was repeated; none where that is one step, which may never have been taken before."""
+        repeated, self._repeated = self._repeated, None
+        if repeated is None or repeated.compared == 0 or repeated.first == repeated.last:
+            return
+        last = min(repeated.last, self._logged_step)
+        missing = last - repeated.first + 1 - repeated.compared
+        same = [what for what, was in (("same samples", repeated.samples), ("same weights", repeated.weights)) if was]
+        log.say(
+            f"steps {repeated.first} to {last} were replayed: {', '.join(same or ['same seed, same learning rate'])}"
+            + (f" ({missing} of them were not in the log)" if missing else "")
+        )
+
+    # ---- the log
+
+    def _forget_up_to(self, step: int) -> None:
+        """This process goes back no further than to the commit of ``step`` without reading the log again."""
+        for one in range((self._line_from or 0) + 1, step + 1):
+            self._line.pop(one, None)
+        self._line_from = step
+
+    def _logged_after(self, step: int) -> dict[int, StepRecord]:
+        """The records of later steps; none, said so, where the log cannot be read."""
+        try:
+            return (self._writer or self._opened(step)).line_after(step)
+        except ForeignFolderError:
+            raise
+        except StoreError as error:
+            self._say_failed(step, error)
+            return {}
+
+    def _opened(self, step: int) -> StepLogWriter:
+        if not self._lock.is_held:
+            self._lock.acquire()
+        writer = self._writer = StepLogWriter.open(self._directory, self._header, self._oldest_step)
+        for problem in writer.problems:
+            log.warn(problem)
+        if step and not writer.last_step:
+            log.say(
+                f"the step log of slot {self.slot} begins at step {step + 1}: this host has no record of the steps "
+                "before"
+            )
+        elif step > writer.last_step + 1:  # one behind is how a rank may be lost
+            log.say(
+                f"the step log of slot {self.slot} goes on at step {step + 1}: the steps from {writer.last_step + 1} "
+                "on were taken elsewhere"
+            )
+        return writer
+
+    def _append(self, record: StepRecord) -> None:
+        self._pending.append(record)
+        if self._make_durable(self._pending) and self._failed_before:
+            log.say(f"steps are logged again, from step {record.step} on")
+            self._failed_before = False
+
+    def _make_durable(self, entries: list[Entry]) -> bool:
+        step = entries[-1].step
+        try:
+            (self._writer or self._opened(step - 1)).append(entries)
+        except ForeignFolderError:
+            raise
+        except StoreError as error:
+            self._say_failed(step, error)
+            entries[:] = [one for one in entries if isinstance(one, NewLine)]
+            return False
+        entries.clear()
+        return True
+
+    def _say_failed(self, step: int, error: StoreError) -> None:
+        if not self._failed_before:
+            log.warn(f"step {step} is not in the step log, training goes on without: {error}")
+        self._failed_before = True

@@ -1,0 +1,652 @@
+"""A state as restore points: saved, sent to other ranks, become again, by one process in the slots it comes to hold.
+
+Here lives what is a point of this state besides its values (how many commits lie behind it, gradient buckets, when the
+next save is due), and the ways in which a rank obtains one. Never here: when a generation begins or ends (``session``),
+which point is resumed (the core), one rank's folder (``rank_checkpoints``). The one idea: wherever a point comes from,
+live memory, disk or another rank, it is taken in by one function, and it is whole or the state is nobody's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from samebits.commands import spelled
+from samebits.core.messages import MAX_FOLDER_CHARS, Copy, GenerationStarted, OrphanedPage, Page
+from samebits.core.point import Point
+from samebits.errors import CheckpointError, GenerationEndedError, StoreError, UsageError
+from samebits.service import log
+from samebits.service.buddy import brief_of
+from samebits.store import checkpoint as checkpoints
+from samebits.store.checkpoint import Checkpoint, Outgoing, PointHeader, TensorPart
+from samebits.training.checkpoint import copying
+from samebits.training.checkpoint.comparisons import comparisons_by
+from samebits.training.checkpoint.digests import Digests
+from samebits.training.checkpoint.kept_copies import KeptCopies
+from samebits.training.checkpoint.kept_generators import KeptGenerators
+from samebits.training.checkpoint.kept_states import KeptState, KeptStates, bytes_in
+from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
+from samebits.training.checkpoint.save_rhythm import due_by
+from samebits.training.group import ddp, transfer
+from samebits.training.group.group import Group, is_communication_failure
+from samebits.training.process.context import Worker
+from samebits.training.process.member_info import MemberInfo
+from samebits.training.sharding.whole import has_pieces, whole
+from samebits.training.state import snapshot
+from samebits.training.state.base_state import State
+from samebits.training.state.checkpoint_config import AUTO
+from samebits.training.state.handlers import copied_tree
+from samebits.training.state.snapshot import NamedTensors
+from samebits.urls import without_credentials
+
+__all__ = ["StatePoints"]
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+"""Between two attempts to save the last state on a disk that refuses it."""
+_PREPARED_AT = 2
+"""The first commit of a process that joins a running job is part of a recovery, for which all others wait."""
+
+
+def _every(process: Worker) -> int | str:
+    """CONSISTENCY_EVERY, where a difference could be mended."""
+    return process.settings.consistency_every if process.settings.enable_recovery else 0
+
+
+def _nothing() -> None:
+    """There is nothing to be done meanwhile."""
+
+
+@contextlib.contextmanager
+def _savable() -> Iterator[None]:
+    """Report a live state that cannot be saved as the script's error: no later try, here or elsewhere, can succeed."""
+    try:
+        yield
+    except CheckpointError as error:
+        raise UsageError(str(error).replace("state.shared.values.", "state.")) from None
+
+
+class StatePoints:
+    """The points of one state in one process.
+
+    Attributes:
+        generation: the present one, as this process was told of it; None before the first.
+        commits: how many lie on the line this process is on.
+        layouts: of the gradient buckets, at the last commit, by wrapper.
+        due: when to save.
+        digests: what is compared with the other ranks'.
+        generators: this rank's, in a page that outlives its process.
+    """
+
+    def __init__(self, process: Worker, state: State) -> None:
+        self.generation: GenerationStarted | None = None
+        self.commits = 0
+        self.layouts: Mapping[str, Any] = {}
+        self.due = due_by(state.checkpoint_config, self._agree)
+        self._comparisons = comparisons_by(_every(process), self._agree)
+        self._kept = KeptStates()
+        self._has_no_room = False  # for copies, which was said
+        self.digests = Digests(process.agent, state, self._comparisons.took)
+        self._process = process
+        self._state = state
+        self._folder: RankCheckpoints | None = None
+        self._left_out = 0  # commits, since the folder was opened
+        self._copies = KeptCopies(process.admitted.job, memory=checkpoints.SHARED_MEMORY)
+        self.generators = KeptGenerators(process.admitted.job, memory=checkpoints.SHARED_MEMORY)
+
+    # ---- the folder
+
+    def take_slot(self, slot: int) -> None:
+        """The folder of the slot is this process's from now on."""
+        if self._folder is None or self._folder.slot != slot:
+            if self._folder is not None:
+                self._folder.release()
+            self._folder = self._open(slot)
+            self._left_out = 0
+
+    def start_writer_ahead(self) -> None:
+        """Have a writer's process before there is a slot to write for: it imports for longer than a recovery takes."""
+        config, listener = self._state.checkpoint_config, self._process.copy_listener
+        if not config.async_save:
+            return
+        with contextlib.suppress(StoreError):  # the first save says so too
+            if listener is not None and config.buddy_copies is True:
+                checkpoints.start_ahead(listener.command, (listener.descriptor,))
+            else:  # most likely
+                checkpoints.start_ahead()
+
+    def discard_memory(self) -> None:
+        """The job has ended well: nobody will look for points in memory."""
+        self.generators.discard()
+        self.folder.discard_memory()
+        self._copies.discard()
+
+    def release(self) -> None:
+        """Nobody saves here any more."""
+        checkpoints.dismiss_waiting()
+        self._copies.let_go()
+        self.generators.let_go()
+        if self._folder is not None:
+            self._folder.release()
+
+    @property
+    def folder(self) -> RankCheckpoints:
+        """Of the slot this process holds."""
+        assert self._folder is not None, "whoever has a place has a slot"
+        return self._folder
+
+    def held(self, committed: Point | None = None) -> Sequence[Point]:
+        """What this process's folder holds, verified; nothing where it has none yet.
+
+        Args:
+            committed: what every rank has held. Nobody goes back behind it as long as one rank's is whole; only where
+                each rank's points are its own alone may all have to.
+        """
+        if self._folder is None:
+            return ()
+        return self._folder.held(None if self._state.has_own_parts else committed)
+
+    @property
+    def searched(self) -> str:
+        """Where :meth:`held` looks, as a message shows it."""
+        shown = without_credentials(str(self._root()))
+        return "".join(one if one.isprintable() else "?" for one in shown)[:MAX_FOLDER_CHARS]
+
+    def copies(self) -> Sequence[Copy]:
+        """What this process's host keeps of other ranks' points, verified, as far as it answers for that."""
+        return self._copies.look()
+
+    def page(self) -> Page | None:
+        """What the page of this process's slot keeps of its rank's generators, or a predecessor's."""
+        if self._folder is None or self._state.generators is None:
+            return None
+        return self.generators.offer(self._folder.slot)
+
+    def orphaned_pages(self) -> tuple[OrphanedPage, ...]:
+        """The pages of this host whose ranks' processes are gone."""
+        if self._folder is None or self._state.generators is None:
+            return ()
+        return self.generators.offer_orphaned(self._folder.slot)
+
+    def exchange_pages(self) -> None:
+        """Each page that lies on another host than its rank is sent there; small, and all ranks take part."""
+        generation = self.present()
+        for loan in generation.page_loans:
+            is_mine = loan.lender == generation.rank
+            packed = memoryview(bytearray(self.generators.lent(loan.slot))) if is_mine else None
+            data = transfer.broadcast(packed, loan.lender, self._process.device)
+            if loan.rank == generation.rank:
+                self.generators.borrow(loan.slot, data, f"the page that rank {loan.lender} has sent")
+        self.generators.lend_no_more()
+
+    def keep_generators(self, point: Point) -> None:
+        """The state as it stands is this commit: what its generators stand at outlives this process."""
+        generation = self.present()
+        self.generators.committed(self._state.generators, generation.slot, generation.generation, point, self.commits)
+
+    def exchange_copies(self, formed: Group) -> None:
+        """The generation's group stands: from now on newest points go to this rank's buddy, and others' come here."""
+        generation, process, config = self.present(), self._process, self._state.checkpoint_config
+        brief = None
+        wanted = config.async_save and (generation.is_apart if config.buddy_copies == AUTO else config.buddy_copies)
+        if wanted and generation.buddy is not None and process.copy_listener is not None:
+            brief = brief_of(
+                process.agent.keys,
+                str(checkpoints.SHARED_MEMORY),
+                process.admitted.job,
+                MemberInfo.unpack(formed.info_of(generation.buddy)).copies,
+                f"rank {generation.buddy}",
+                generation.keeps,
+                process.copy_listener.keeper.ticket,
+            )
+        self.folder.exchange_copies(brief)
+        self._copies.begin(generation.generation, () if brief is None else generation.keeps)
+
+    def local_folder(self) -> Path:
+        """Where what cannot lie in an object store does."""
+        return self._local_folder_for(self._root())
+
+    def _local_folder_for(self, root: checkpoints.Location) -> Path:
+        return checkpoints.local_folder(root, self._process.settings.recovery_path.resolve())
+
+    def _root(self) -> checkpoints.Location:
+        return self._state.checkpoint_config.folder_below(self._process.settings.checkpoint_path)
+
+    def _open(self, slot: int) -> RankCheckpoints:
+        process, agent, root = self._process, self._process.agent, self._root()
+        return RankCheckpoints(
+            self._state.checkpoint_config,
+            root,
+            local_state=self._local_folder_for(root),
+            job=process.admitted.job,
+            job_name=process.job_name,
+            slot=slot,
+            node=agent.node,
+            committed=lambda: agent.committed_point,
+            report=agent.report_saved,
+            memory=checkpoints.SHARED_MEMORY,
+            listener=process.copy_listener,
+        )
+
+    # ---- saving
+
+    def present(self) -> GenerationStarted:
+        """This process's place."""
+        if self.generation is None:
+            raise UsageError("no generation has begun in this process")
+        return self.generation
+
+    def save(self, step: int) -> None:
+        """The state as it stands, on every rank at the same step."""
+        self.layouts = ddp.capture_all()
+        self._copies.saved_by_all(self._process.agent.committed_point)
+        self.compare(step, is_save=True)
+        self._save(Point(step, self.present().generation))
+
+    def leave_out(self, step: int) -> None:
+        """A commit is not saved; others will be."""
+        self.compare(step, is_save=False)
+        self.folder.settle()
+        self._left_out += 1
+        if self._left_out == _PREPARED_AT:
+            taken_apart = self._in_tensors(Point(step, self.present().generation))
+            with _savable():
+                self.folder.prepare(*taken_apart)
+
+    def save_first(self) -> None:
+        """Save the initial state. A disk that is full for now is reported, and training begins all the same.
+
+        Raises:
+            StoreError: the folder cannot be written at all.
+        """
+        self._save_now(0)
+        refused_by = self.folder.refused_by
+        if refused_by is not None and not refused_by.may_pass:
+            raise refused_by
+
+    def save_last(self, step: int, pause: Callable[[float], object]) -> None:
+        """As :meth:`save`, and it is on disk afterwards: while the disk refuses, the state waits in memory.
+
+        Args:
+            step: of the last commit.
+            pause: waits so many seconds; raises what ends the wait.
+        """
+        pause_s = FIRST_PAUSE_S
+        while not self._save_now(step):
+            if pause_s == FIRST_PAUSE_S:
+                log.warn(
+                    f"the last state, of step {step}, is not saved, and this rank keeps it in memory until it is: the "
+                    f"job is not finished. Fix: make room in {self.searched}: it is tried again every "
+                    f"{LONGEST_PAUSE_S:g} s. If the job is stopped before that, `{spelled('recover')}` goes back "
+                    f"({self.folder.newest_on_disk()})"
+                )
+            pause(pause_s)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+
+    def _save_now(self, step: int) -> bool:
+        self.layouts = ddp.capture_all()
+        point, wait_s = Point(step, self.present().generation), self._process.settings.topo_timeout_s
+        return self._save(point, durable=True, wait_s=wait_s)
+
+    def compare(self, step: int, *, is_save: bool) -> None:
+        """Report what the state as it stands is, where commits of this kind are compared."""
+        point = Point(step, self.present().generation)
+        is_due = step > 0 and self._comparisons.is_at(step) and not self._state.shards()
+        kept = self._keep(point) if is_due else None
+        self.digests.committed(
+            point, self.commits, averages=bool(self.layouts), is_save=is_save, is_due=is_due, kept=kept
+        )
+
+    def begin_comparing(self, point: Point) -> None:
+        """A generation begins there."""
+        self.digests.begin()
+        self._kept.begin(point)
+        self._comparisons.begins(self._state.completed_steps, leads=self.present().rank == 0)
+
+    def _keep(self, point: Point) -> KeptState | None:
+        """Copy the state aside, with what is compared of it; None where that is nothing, or there is no room."""
+        began_s, compared = time.monotonic(), self._state.compared()
+        contents = self._contents()
+        if compared is None or not contents["shared"]["values"]:
+            return None
+        self.digests.settle()
+        self._kept.found_equal(self._process.agent.equal_point)
+        if not self._kept.has_room(contents, self.present().local_world_size):
+            self._say_no_room(bytes_in(contents))
+            return None
+        kept = self._kept.keep(point, contents, self.layouts, compared)
+        self._comparisons.took(time.monotonic() - began_s)
+        return kept
+
+    def _say_no_room(self, size_bytes: int) -> None:
+        if not self._has_no_room:
+            self._has_no_room = True
+            log.warn(
+                f"no memory is left for a copy of the state ({size_bytes / 2**30:.1f} GiB a rank): the ranks are "
+                "compared all the same, but where they differ all go back to a checkpoint. Fix: more memory, or fewer "
+                "ranks on this host; CONSISTENCY_EVERY=0 compares at saves only"
+            )
+
+    def go_back(self, to: Point) -> Point | None:
+        """Become what this process has kept of that point, or of the last before it; None where it has kept neither."""
+        if self.generation is None:
+            return None
+        self.digests.settle()
+        kept, state = self._kept.go_back(to), self._state
+        if kept is None:
+            state.forget()
+            log.warn(f"goes back to step {to.step}, of which this process has kept no sound copy")
+            return None
+        before = state.completed_steps
+        contents = copied_tree(dict(kept.contents))  # what is kept may be needed again
+        self.commits, self.layouts = contents["commits"], copied_tree(dict(kept.layouts))
+        self.due.become(contents.get("due", {}))
+        state.load(contents, own=True)
+        state.remember(kept.point)
+        log.warn(f"goes back from step {before} to step {kept.point.step}, where all were equal")
+        return kept.point
+
+    def save_last_commit(self) -> None:
+        """This process ends without the others: what it did last need not be done again by those who go on."""
+        if self.generation is None or self._folder is None:
+            return
+        point = self._state.recall()
+        if point is None or self._folder.has_on_disk(point):
+            return
+        try:
+            if self._save(point, durable=True):
+                log.say(f"the last commit, of step {point.step}, is on disk")
+            else:
+                log.warn(f"the last commit, of step {point.step}, is not saved: see the warning before this line")
+        except (CheckpointError, UsageError) as error:
+            log.warn(f"the last commit, of step {point.step}, could not be saved: {error}")
+
+    def _save(self, point: Point, *, durable: bool = False, wait_s: float = 0.0) -> bool:
+        """The state as it stands, with the layouts of the last commit."""
+        taken_apart = self._in_tensors(point)
+        with _savable():
+            return self.folder.save(*taken_apart, durable=durable, wait_s=wait_s)
+
+    def _in_tensors(self, point: Point) -> tuple[PointHeader, NamedTensors, checkpoints.Tree, dict[str, Any]]:
+        generation = self.present()
+        with _savable():
+            tree, tensors = snapshot.take_apart(self._contents(), "state")
+        return self.folder.header(point, generation.rank, generation.world_size), tensors, tree, dict(self.layouts)
+
+    def _packed(self, point: Point) -> memoryview:
+        """The live state as bytes for other ranks."""
+        with _savable():
+            return checkpoints.pack_state(*self._in_parts(point))
+
+    def _live(self, point: Point) -> Outgoing:
+        """The live state, for other ranks: it must stand until they have it."""
+        with _savable():
+            return Outgoing.of_state(*self._in_parts(point))
+
+    def _in_parts(self, point: Point) -> tuple[PointHeader, list[TensorPart], checkpoints.Tree, dict[str, Any]]:
+        header, tensors, tree, layouts = self._in_tensors(point)
+        return header, snapshot.parts_of(tensors), tree, layouts
+
+    def _from_folder(self, point: Point) -> Outgoing:
+        """One of this rank's points, for other ranks."""
+        with self.folder.rejecting(point):
+            return Outgoing.of_packed(self.folder.pack(point))
+
+    def _contents(self) -> dict[str, Any]:
+        return {**self._state.contents(), "commits": self.commits, "due": self.due.contents()}
+
+    def _agree(self, numbers: tuple[int, int]) -> tuple[int, int]:
+        first, second = transfer.tell(numbers, 0, self._process.device)
+        return first, second
+
+    # ---- becoming one
+
+    def start_from_rank_0(self, formed: Group) -> None:
+        """Nothing was ever committed: rank 0's initial state becomes everybody's, and a durable point of step 0."""
+        generation, device = self.present(), self._process.device
+        ddp.attach_all(formed, None)
+        self.layouts = ddp.capture_all()
+        if generation.rank == 0:
+            self.compare(0, is_save=True)
+            self.save_first()
+        packed = self._packed(Point(0, generation.generation)) if generation.rank == 0 else None
+        received = transfer.broadcast(packed, 0, device)
+        if generation.rank != 0:
+            own = {**self._state.contents()["own"], "shards": {}}  # shards, if there were any, would be of another line
+            self._become(self.folder.unpack(received), own=own)
+            self.compare(0, is_save=True)
+            self.save_first()
+        self._state.enter_group()  # what is sharded was whole until here, so that all begin with the same
+
+    def take_from_rank_0(self) -> None:
+        """The state as it stands on rank 0 becomes everybody's. A collective."""
+        generation, device = self.present(), self._process.device
+        point = Point(self._state.completed_steps, generation.generation)
+        received = transfer.broadcast(self._packed(point) if generation.rank == 0 else None, 0, device)
+        if generation.rank != 0:
+            self._become(self.folder.unpack(received))
+
+    def obtain(self, point: Point, live: Point | None, formed: Group) -> None:
+        """Become the restore point: it is here, in memory or on disk, or its source sends it; and send it to others.
+
+        Args:
+            point: where the generation begins.
+            live: the commit this process holds in memory.
+            formed: the generation's group, which the gradient buckets are laid out for: while the point travels.
+
+        Raises:
+            GenerationEndedError: it is not whole where it was said to be.
+        """
+        generation = self.present()
+        holds = generation.source == generation.rank
+        is_live = holds and live == point
+        own = self._state.contents()["own"] if not holds and live == point else None  # a commit behind, no more
+        self._state.enter_group()
+        if live is not None and live.step > point.step:
+            log.say(f"goes back from step {live.step} to step {point.step}: {live.step - point.step} to be done again")
+        if not is_live:
+            self._state.forget()  # until it is whole again
+        try:
+            # All transfers in one order, by their sources: who sends and receives as well waits for nobody in a circle.
+            received = None if holds or generation.source > generation.rank else self._receive(formed)
+            if is_live:
+                self._send(point, self._live, meanwhile=lambda: ddp.attach_all(formed, self.layouts))
+                return
+            self._send(point, self._from_folder)
+            found, filled = self._load(point) if holds else (received or self._receive(formed))
+        except CheckpointError as error:
+            raise GenerationEndedError(f"the restore point could not be loaded: {error}") from None
+        self._become(found, own, filled)
+        if found.header.world_size != generation.world_size:  # saved in a world of another size
+            self._state.on_reset()
+        if holds:
+            self._lay_out(formed, found.layout)
+
+    def _lay_out(self, formed: Group, layouts: checkpoints.Tree) -> None:
+        assert isinstance(layouts, dict), "a point's layouts are by wrapper"
+        self.layouts = layouts
+        ddp.attach_all(formed, layouts)
+
+    def _receive(self, formed: Group) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
+        """As :meth:`_load`, from the source. What is another rank's own is not read into this rank's."""
+        targets, tensors = self._targets({"shared": self._state.live_contents().get("shared", {})})
+        found = transfer.receive(
+            self.present().source,
+            lambda preface: self.folder.receiving(preface, targets),
+            lambda incoming: self._lay_out(formed, incoming.layout),
+            self._process.device,
+        )
+        return found, _filled(found, targets, tensors)
+
+    def _send(self, point: Point, own: Callable[[Point], Outgoing], meanwhile: Callable[[], object] = _nothing) -> None:
+        """What others load: this rank's own point, and the copies it keeps.
+
+        Args:
+            point: the restore point.
+            own: makes this rank's of it.
+            meanwhile: called once, while this rank's own is on its way where anybody lacks it.
+        """
+        generation, device = self.present(), self._process.device
+        if generation.serves:
+            transfer.send(own(point), generation.serves, meanwhile, device)
+        else:
+            meanwhile()
+        for loan in generation.lends:
+            if loan.rank != generation.rank:
+                copy = Copy(loan.slot, point)
+                with self._copies.rejecting(copy):
+                    packed = self._copies.pack(copy)
+                transfer.send(Outgoing.of_packed(packed), (loan.rank,), _nothing, device)
+
+    def load_final(self, point: Point) -> None:
+        """Training is finished: become the final state, alone, from this rank's point or another rank's.
+
+        Raises:
+            StoreError: no rank's folder has it whole.
+        """
+        process, root = self._process, self._root()
+        own = None if self._folder is None else self._folder.slot
+        if self._folder is not None:
+            self._folder.discard_memory()
+        self._copies.discard()
+        for slot in sorted(checkpoints.slots_in(root), key=lambda one: (one != own, one)):
+            store = checkpoints.open_point_store(
+                root, slot, job=process.admitted.job, job_name=process.job_name, claims=False
+            )
+            for found in store.scan():
+                if found.point.step != point.step or not found.is_usable:
+                    continue
+                try:
+                    final = store.read(found)
+                    contents = self._together(snapshot.state_in(final.tree, final.tensors), final.header)
+                except CheckpointError as error:
+                    log.warn(f"passed over the final state in {found.where}: {error}")
+                    continue
+                self._state.load(contents, own=slot == own)
+                log.say(f"training is finished already: this is the final state, step {point.step}, of slot {slot}")
+                return
+        raise StoreError(
+            f"training is finished at step {point.step}, but no whole copy of that state is found in {root}: "
+            "bring back the checkpoint folder of any rank"
+        )
+
+    def _together(self, contents: dict[str, Any], header: PointHeader) -> dict[str, Any]:
+        """A point's contents with every tensor whole: of what is sharded, the other ranks' points hold the rest."""
+        if not has_pieces(contents["shared"]["values"]):
+            return contents
+        root, job_name = self._root(), self._process.job_name
+        owns = []
+        for slot in checkpoints.slots_in(root):
+            store = checkpoints.open_point_store(root, slot, job=header.job, job_name=job_name, claims=False)
+            for found in store.scan():
+                if found.point == header.point and found.is_usable:
+                    other = store.read(found)
+                    owns.append(snapshot.state_in(other.tree, other.tensors)["own"].get("shards", {}))
+        values = whole(contents["shared"]["values"], owns)
+        return {**contents, "shared": {**contents["shared"], "values": values}}
+
+    def begin_comparison(self) -> Callable[[], None]:
+        """Begin to compare the state as it stands with every other rank's. A collective.
+
+        A message of a few bytes goes round all ranks, which takes as long as some of a recovery's other phases; nobody
+        has to wait for it before something is made of the state that could not be taken back.
+
+        Returns:
+            What waits for the outcome. Where it differs the scheduler is told what each rank holds, and its word is
+            waited for: GenerationEndedError where everybody is to go back. LayoutError, on every rank, where that
+            cannot be mended.
+        """
+        digest = xxhash.xxh3_64()
+        for tensor in self._state.weights():
+            digest.update(snapshot.bytes_of(tensor))
+        digest.update(repr((self._state.completed_steps, self.commits, ddp.capture_all())).encode())
+        gathered = transfer.begin_gather(digest.intdigest() >> 1, self._process.device)
+
+        def finish() -> None:
+            digests = gathered()
+            if len(set(digests)) > 1:
+                self._tell_difference()
+            transfer.require_equal(digests, "the restored state")
+
+        return finish
+
+    def _tell_difference(self) -> None:
+        """A bit has changed since the last comparison: where that is all there is, the scheduler knows what to do.
+
+        Every rank comes here, and with the same outcome: it returns where what differs is not the state's values.
+        """
+        generation, device = self.present(), self._process.device
+        can_go_back = generation.restore is not None and self._process.settings.enable_recovery
+        if not can_go_back or self._state.compared() is None:
+            return
+        layouts = xxhash.xxh3_64_intdigest(repr((self._state.completed_steps, ddp.capture_all())).encode())
+        point = Point(self._state.completed_steps, generation.generation)
+        now = self.digests.now(point, self.commits, averages=bool(self.layouts))
+        values = transfer.gather(int.from_bytes(now.shared[:7]), device)
+        if len(set(transfer.gather(layouts >> 1, device))) == 1 < len(set(values)):
+            self.digests.tell(now)
+            self._process.agent.wait_for_end_of_generation()
+
+    def wait_for_all(self) -> None:
+        """Return when every rank has called this, or the group is broken."""
+        try:
+            transfer.gather(0, self._process.device)
+        except Exception as error:
+            if not is_communication_failure(error):
+                raise
+
+    def _load(self, point: Point) -> tuple[Checkpoint, dict[str, torch.Tensor]]:
+        """One of this rank's points, and the live tensors that it was read into, by name.
+
+        Where it fails, the state is no longer anything.
+        """
+        generation = self.present()
+        for loan in generation.lends:
+            if loan.rank == generation.rank:  # it has none of its own
+                copy = Copy(loan.slot, point)
+                with self._copies.rejecting(copy):
+                    return self._copies.read(copy), {}
+        targets, tensors = self._targets(self._state.live_contents())
+        with self.folder.rejecting(point):
+            found = self.folder.load(point, targets, threads=copying.loading_threads(generation.local_world_size))
+            snapshot.state_in(found.tree, found.tensors)  # whole, and nevertheless no state: another point will do
+        return found, _filled(found, targets, tensors)
+
+    @staticmethod
+    def _targets(live: dict[str, Any]) -> tuple[dict[str, TensorPart], NamedTensors]:
+        """The tensors of the state that can be read into, as the store takes them and as they are."""
+        _, tensors = snapshot.take_apart(live, "state")
+        return snapshot.in_place(tensors), tensors
+
+    def _become(
+        self,
+        found: Checkpoint,
+        own: Mapping[str, Any] | None = None,
+        filled: Mapping[str, torch.Tensor] | None = None,
+    ) -> None:
+        """Become what was found.
+
+        Args:
+            found: a point.
+            own: this rank's own parts, where they are not to come from there.
+            filled: tensors of the state that hold their part of it already, by name.
+        """
+        contents = snapshot.state_in(found.tree, found.tensors, filled, on_devices=True)
+        self.commits = contents["commits"]
+        self.due.become(contents.get("due", {}))
+        is_own = found.header.slot == self.folder.slot
+        if self.present().by_page:
+            own = {"rng": self.generators.states_at(found.header.point, self.commits)}
+        if own is not None:
+            contents, is_own = {**contents, "own": own}, True
+        self._state.load(contents, own=is_own)
+
+
+def _filled(found: Checkpoint, targets: Mapping[str, TensorPart], tensors: NamedTensors) -> dict[str, torch.Tensor]:
+    """The tensors that hold their part of the point already, by name."""
+    return {name: tensor for name, tensor in tensors if name in targets and found.tensors.get(name) is targets[name]}

@@ -1,0 +1,203 @@
+"""``samebits.elastic``: a training function that outlives the loss of its peers, in the same process.
+
+The public names, Horovod's where it has one; what a call of :func:`run` goes through is ``session``'s.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import os
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Concatenate, ParamSpec, TypeVar
+
+from samebits.core.point import Point
+from samebits.errors import CommunicationError, HostsUpdatedInterrupt, UsageError
+from samebits.service import log
+from samebits.service.agent import Agent
+from samebits.training.group import ddp
+from samebits.training.group.calling_place import calling_place, is_library
+from samebits.training.process import context
+from samebits.training.process.context import Worker
+from samebits.training.run.elastic_run import ElasticRun
+from samebits.training.state.base_state import State
+from samebits.training.state.handlers import StateHandler, register_handler
+from samebits.training.state.hidden_state import Finding, HiddenStateLook, sentence_of
+from samebits.training.state.local_sgd import LocalSGD
+from samebits.training.state.loop_habits import OutsideCounters
+from samebits.training.state.object_state import ObjectState
+from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.torch_state import TorchState
+
+__all__ = [
+    "CommunicationError",
+    "ElasticSampler",
+    "HostsUpdatedInterrupt",
+    "LocalSGD",
+    "ObjectState",
+    "State",
+    "StateHandler",
+    "TorchState",
+    "load_dcp",
+    "register_handler",
+    "run",
+]
+
+AnyState = TypeVar("AnyState", bound=State)
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+def run(
+    function: Callable[Concatenate[AnyState, Parameters], Result],
+) -> Callable[Concatenate[AnyState, Parameters], Result | None]:
+    """Decorate a training function ``function(state, …)`` so that it survives the loss of any process.
+
+    The function is called anew after every loss and must go on from what ``state`` says. Where training is finished
+    already (this process was started again afterwards) it is not called: the state becomes the final one and the result
+    is None. With ``ENABLE_RECOVERY=0`` it is simply called.
+    """
+
+    if inspect.isgeneratorfunction(function) or inspect.iscoroutinefunction(function):
+        raise UsageError(
+            f"{calling_place()}: samebits.elastic.run above {function.__name__}(), which has a `yield` or is `async`: "
+            "a call of it trains nothing. Fix: decorate an ordinary function that trains and returns"
+        )
+
+    @functools.wraps(function)
+    def wrapper(state: AnyState, /, *args: Parameters.args, **kwargs: Parameters.kwargs) -> Result | None:
+        process = context.current("samebits.elastic.run")
+        if not isinstance(state, State):
+            raise UsageError(
+                f"{calling_place()}: the training function was called with a {type(state).__name__}; expected a state. "
+                "Fix: state = samebits.elastic.TorchState(model, optimizer, …), then train(state)"
+            )
+        counters = OutsideCounters(function)
+        looks = [HiddenStateLook(function, state, functools.partial(_tell_of_hidden, process, state))]
+
+        def call() -> Result:
+            counters.begin()
+            looks_now = looks and process.settings.hidden_state == "tell" and state.completed_steps == 0
+            state.look_for_hidden(looks.pop() if looks_now else None)  # a second call comes behind a loss
+            with _told_of_a_complete_epoch(state):
+                result = function(state, *args, **kwargs)
+            state.finish()
+            return result
+
+        if not process.settings.enable_recovery:
+            with process.trains():
+                return _run_once(process, state, call)
+        if process.has_trained:
+            raise UsageError(
+                f"{calling_place()}: samebits.elastic.run was called a second time, and this call trains nothing: a "
+                "job trains once. Fix: put all phases or folds into the one training function, and which of them is "
+                "under way into the state, as in `while state.fold < 3: …; state.fold += 1`; or start a job "
+                "for each fold"
+            )
+        if isinstance(state, ObjectState):
+            ddp.require_all_among(state.weights())
+        process.has_trained = True
+        session = ElasticRun(process, state)
+        try:
+            with process.trains():
+                return session.run(call)
+        finally:
+            session.close()
+
+    return wrapper
+
+
+_OF_NO_BATCH = (UnboundLocalError, ZeroDivisionError, IndexError)
+
+
+@contextlib.contextmanager
+def _told_of_a_complete_epoch(state: State) -> Iterator[None]:
+    """Say what is wrong if the function needs a batch behind a loop that had none left.
+
+    A restore point may be the last batch of an epoch, whose end is then done again: no batch is left for its loop.
+    """
+    began_at = state.completed_steps
+    try:
+        yield
+    except _OF_NO_BATCH as error:
+        epoch = state.complete_epoch
+        if epoch is None or state.completed_steps != began_at:
+            raise
+        raise UsageError(
+            f"{_place_of(error)}: {type(error).__name__}: {error}. Training went on here after the last batch of epoch "
+            f"{epoch}, so the loop over the loader had no batch left, and what it sets is not there. Fix: set that "
+            "before the loop, or keep it in the state; the corrected script goes on at this step"
+        ) from error
+
+
+def _place_of(error: BaseException) -> str:
+    """Return ``train.py:12``: the innermost line of the script's own that an error came through."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    lines = traceback.extract_tb(error.__traceback__)
+    own = [line for frame, line in zip(frames, lines, strict=True) if not is_library(frame.f_code.co_filename)]
+    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "the training function"
+
+
+def _tell_of_hidden(process: Worker, state: State, findings: list[Finding]) -> None:
+    text = sentence_of(findings)
+    if context.get_rank() == 0:
+        log.warn(text)
+    process.agent.report_oddity(state.completed_steps, text)  # in the same words on every rank, so it is told once
+
+
+def load_dcp(state: ObjectState, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:
+    """Let a job begin with what a directory of ``torch.distributed.checkpoint`` holds, in a world of any size.
+
+    Call it before :func:`run`, on every rank. A job that goes on takes its own restore point instead, so the call may
+    stay in the script. Random numbers and ``completed_steps`` are this job's own: they begin anew. The format has no
+    hashes: damage done to the directory is noticed only where it makes it unreadable.
+
+    Args:
+        state: with the model built, and sharded where it is to be; sharded tensors are cut from whole ones.
+        path: the directory, of ``samebits ckpt export --format dcp`` or of ``torch.distributed.checkpoint.save`` of
+            ``{"model": model.state_dict(), "optimizer": optimizer.state_dict(), …}``.
+        names: of the state's values to take from there; all of them where it is None.
+
+    Raises:
+        UsageError: the training function runs already, or the state has no value of such a name.
+        CheckpointError: the directory cannot be read, holds what only code of its own could read, or lacks a value.
+    """
+    from samebits.training.checkpoint.dcp import load_into  # half a second that nobody else has to wait for
+
+    load_into(state, Path(path), names)
+
+
+class _CountingSession:
+    """ENABLE_RECOVERY=0: a commit is remembered by this process alone."""
+
+    def __init__(self, agent: Agent, state: State) -> None:
+        self._agent = agent
+        self._state = state
+
+    def before_step(self) -> None:
+        """A rank that cannot recover needs nothing of the others."""
+
+    def save(self) -> None:
+        self._agent.step = self._state.completed_steps
+        self._state.remember(Point(self._state.completed_steps, 1))
+
+    def flush(self) -> None:
+        """Nothing is saved."""
+
+    def check(self) -> None:
+        self._agent.check()
+
+    def sync(self) -> None:
+        raise UsageError("state.sync() needs ENABLE_RECOVERY=1")
+
+
+def _run_once(process: Worker, state: State, call: Callable[[], Result]) -> Result:
+    state.bind(_CountingSession(process.agent, state), context.get_rank())
+    state.begin(Point(0, 1))
+    try:
+        return call()
+    finally:
+        state.bind(None, context.get_rank())

@@ -1,0 +1,268 @@
+"""A process group whose collectives can be left: what a blocked thread waits on is ours, whatever gloo is doing.
+
+Here live the two groups whose works obey a :class:`~samebits.training.group.breaker.Breaker`: one for everybody (the
+user's ``dist.*`` calls, DDP's broadcasts, subgroups), one for DDP's reducer. Never here: the works, sockets, how a
+group is made, what happens afterwards. The one idea: gloo forgets to wake the receiver of a message that was cut off
+half-way (its pair drops the buffer from the list of those it tells), so a thread that waits inside gloo may stay there
+until gloo's timeout, half an hour. Therefore collectives are awaited in short slices, free of cost as long as they
+succeed; futures are completed by gloo or the breaker; and what can be awaited only once, inside gloo, is awaited by a
+helper thread that can be abandoned.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Store
+from torch.distributed import distributed_c10d
+
+from samebits.errors import UsageError
+from samebits.training import torch_private
+from samebits.training.group.breaker import Breaker, run_breakable
+from samebits.training.group.calling_place import calling_place
+from samebits.training.group.recorder import Recorder
+from samebits.training.group.works import (
+    NO_TIMEOUT,
+    Collective,
+    InFlight,
+    Pairwise,
+    await_this_thread_at_exit,
+    wait_in_slices,
+)
+
+__all__ = ["BreakableGroup", "ReducerGroup"]
+
+_MANY = 8  # works in flight; beyond, those that have ended are let go
+_NO_BACKWARD = -1
+
+
+Subgroup = Callable[[list[int], timedelta, str, str], dist.ProcessGroup | None]
+"""From ranks of the parent, timeout, torch's name and its description to the new group, or None for non-members."""
+
+
+class BreakableGroup(dist.ProcessGroup):
+    """A process group that hands everything to ``inner`` and gives out works that obey the breaker.
+
+    It is what ``dist.group.WORLD`` and ``ddp.process_group`` are. C++ callers (DDP's reducer, buffer broadcasts,
+    functional collectives) reach the methods below through torch's trampolines, so they are covered too.
+
+    Args:
+        inner: the plain group; its backend must be gloo.
+        breaker: the switch its works obey.
+        timeout: of a send or receive for which the caller gives none.
+        subgroup: makes a group of some of its ranks, for ``dist.new_group``.
+        refusal: when given, the sentence a script's own ``dist.*`` call is refused with.
+        recorder: keeps what was launched last.
+
+    Attributes:
+        breaker: as given.
+        launched: gloo's own works that may still run.
+        count: how many collectives were launched so far.
+    """
+
+    def __init__(
+        self,
+        inner: dist.ProcessGroup,
+        breaker: Breaker,
+        timeout: timedelta,
+        subgroup: Subgroup,
+        refusal: str | None = None,
+        recorder: Recorder | None = None,
+    ) -> None:
+        # Of torch's two constructors Python classes may use only this one, which its stubs do not have.
+        initialize: Any = super().__init__
+        initialize(inner.rank(), inner.size())
+        self._inner: Any = inner
+        self.breaker = breaker
+        self._timeout = timeout
+        self._subgroup = subgroup
+        self._refusal = refusal
+        self.recorder = recorder or Recorder(None, "", "", ())
+        self.launched = InFlight(self.recorder)
+        self.count = 0
+
+    def unfinished(self) -> list[dist.Work]:
+        """Those of gloo's own works that one of its threads still runs: they must end before its mesh is freed."""
+        return self.launched.unfinished()
+
+    def collective(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
+        """Launch a collective of ``inner`` by its method name."""
+        work = self._launch(name, *args, **kwargs)
+        self.count += 1
+        if len(self.launched) >= _MANY:  # works that nobody waits for
+            self.launched.let_go()
+        self.launched.add(work, self.recorder.launched(name, self.count, args))
+        return Collective(work, self.breaker, self.launched)
+
+    def pairwise(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
+        """Launch a send or receive of ``inner`` by its method name."""
+        work = self._launch(name, *args, **kwargs)
+        number = self.recorder.launched_pairwise(name, args)
+        ended = functools.partial(self._ended_pairwise, work, number, name == "recv_anysource")
+        return Pairwise(work, self.breaker, self._timeout, ended)
+
+    def _ended_pairwise(self, work: dist.Work, number: int | None, from_anybody: bool) -> None:
+        if from_anybody:
+            self.recorder.named_sender(number, work._source_rank())
+        self.recorder.over(number)
+
+    def _launch(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
+        self.breaker.check()
+        await_this_thread_at_exit()
+        if self._refusal is not None and sys._getframe(3).f_code.co_filename == distributed_c10d.__file__:
+            raise UsageError(f"{calling_place()}: {self._refusal}")
+        self.breaker.before_launch()
+        try:
+            work: dist.Work = getattr(self._inner, name)(*args, **kwargs)
+        except RuntimeError:
+            self.breaker.check()
+            raise
+        return work
+
+    def monitored_barrier(self, *args: Any, **kwargs: Any) -> None:
+        """As torch's own, which blocks inside gloo."""
+        self.breaker.check()
+        self.breaker.before_launch()
+        run_breakable(self.breaker, lambda: self._inner.monitored_barrier(*args, **kwargs), "samebits-barrier")
+
+    def new_group(
+        self,
+        ranks: list[int],
+        *,
+        timeout: timedelta,
+        group_name: str,
+        group_desc: str | None,
+        pg_options: object,
+        backend: object = None,
+    ) -> dist.ProcessGroup | None:
+        """What ``dist.new_group`` calls on every rank of the default group; None on ranks outside the new one.
+
+        ``backend`` is told since torch 2.14, and is not looked at, as the options are not: it is this group's own.
+        """
+        self.breaker.check()
+        if self._refusal is not None:
+            raise UsageError(f"{calling_place()}: {self._refusal}")
+        return self._subgroup(ranks, timeout, group_name, group_desc or "undefined")
+
+    def mesh(self) -> dist.ProcessGroupGloo:
+        """The backend of ``inner``: one for every device type."""
+        backend: dist.ProcessGroupGloo = self._inner._get_backend(torch.device("cpu"))
+        return backend
+
+    def get_group_store(self) -> Store:
+        """The store of ``inner``: a Python subclass of ProcessGroup cannot have one itself."""
+        store: Store = self._inner.get_group_store()
+        return store
+
+    def split_group(self, *args: Any, **kwargs: Any) -> dist.ProcessGroup | None:
+        """As torch's own; the new group is a plain one, ended by its sockets alone."""
+        group: dist.ProcessGroup | None = self._inner.split_group(*args, **kwargs)
+        return group
+
+    def merge_remote_group(self, *args: Any, **kwargs: Any) -> dist.ProcessGroup:
+        """As torch's own; the new group is a plain one, ended by its sockets alone."""
+        group: dist.ProcessGroup = self._inner.merge_remote_group(*args, **kwargs)
+        return group
+
+
+class ReducerGroup(dist.ProcessGroup):
+    """What DDP's reducer launches its buckets on, for the price of a few microseconds each.
+
+    The reducer waits for its buckets in C++, at the end of the backward pass, where nobody could free it from a bucket
+    that gloo has forgotten. So all of them are awaited in Python just before that; the reducer then finds them done.
+    Python runs once per bucket, which goes to gloo past torch's dispatcher, and once per backward pass, where it waits;
+    none runs when a bucket is done.
+    """
+
+    def __init__(self, group: BreakableGroup) -> None:
+        initialize: Any = super().__init__  # as in BreakableGroup
+        initialize(group.rank(), group.size())
+        self._group = group
+        self._breaker = group.breaker
+        self._launched = group.launched
+        mesh: Any = group.mesh()  # its methods are missing from torch's stubs
+        self._allreduce: Callable[..., dist.Work] = mesh.allreduce
+        self._backward = _NO_BACKWARD  # the last pass that launched something here
+        self._works: list[dist.Work] = []  # what it launched
+
+    def allreduce(self, *args: Any) -> dist.Work:
+        """Inside a backward pass as described, else (``Join``) as the group itself does it."""
+        backward = torch_private.current_backward()
+        if backward == _NO_BACKWARD:
+            return self._group.collective("allreduce", *args)
+        self._breaker.check()
+        if backward != self._backward:
+            self._backward, self._works = backward, []
+            # The reducer asks for its own turn with its last bucket, so it comes after this.
+            torch_private.before_backward_ends(functools.partial(self._wait_for_all, self._works))
+        self._breaker.before_launch()
+        try:
+            work = self._allreduce(*args)
+        except RuntimeError:
+            self._breaker.check()
+            raise
+        group = self._group
+        group.count += 1
+        self._launched.add(work, group.recorder.launched("allreduce", group.count, args))
+        self._works.append(work)
+        return work
+
+    def _wait_for_all(self, works: list[dist.Work]) -> None:
+        for work in works:
+            wait_in_slices(work, self._breaker, self._launched, NO_TIMEOUT)
+        works.clear()
+
+    def broadcast(self, *args: Any) -> dist.Work:
+        """Of a new bucket layout, once."""
+        return self._group.collective("broadcast", *args)
+
+    def getBackendName(self) -> str:
+        """What torch's logs show."""
+        return dist.Backend.GLOO
+
+
+_COLLECTIVES = (
+    "_allgather_base",
+    "_reduce_scatter_base",
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
+    "allgather",
+    "allgather_coalesced",
+    "allgather_into_tensor_coalesced",
+    "allreduce",
+    "allreduce_coalesced",
+    "alltoall",
+    "alltoall_base",
+    "barrier",
+    "broadcast",
+    "gather",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
+    "reduce_scatter_tensor_coalesced",
+    "scatter",
+)
+_PAIRWISE = ("recv", "recv_anysource", "send")
+
+
+def _method(name: str, launch: Callable[..., dist.Work]) -> Callable[..., dist.Work]:
+    def method(self: BreakableGroup, *args: Any, **kwargs: Any) -> dist.Work:
+        return launch(self, name, *args, **kwargs)
+
+    method.__name__ = name
+    method.__qualname__ = f"{BreakableGroup.__name__}.{name}"
+    return method
+
+
+for _name in _COLLECTIVES:
+    setattr(BreakableGroup, _name, _method(_name, BreakableGroup.collective))
+for _name in _PAIRWISE:
+    setattr(BreakableGroup, _name, _method(_name, BreakableGroup.pairwise))

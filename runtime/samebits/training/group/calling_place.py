@@ -1,0 +1,79 @@
+"""Where in the user's own program a call came from, for sentences that name a file and a line.
+
+Never here: what is said about it. The one idea: the line a user can change is the innermost one outside torch, the
+standard library, installed packages and this package; a library between that line and us is named beside it, because
+the call may be nowhere to be seen in the user's file.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+__all__ = ["PACKAGE_FOLDER", "TORCH_FOLDER", "caller_is_torch", "calling_frame", "calling_place", "is_library"]
+
+TORCH_FOLDER = f"{Path(torch.__file__).parent}{os.sep}"
+PACKAGE_FOLDER = f"{Path(__file__).parents[2]}{os.sep}"
+_MOST_FRAMES = 64
+_INSTALLED = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+
+
+@functools.cache
+def is_library(file: str) -> bool:
+    """Whether this source file is somebody else's: of Python, of an installed package, of torch, or ours."""
+    if file.startswith(("<frozen ", TORCH_FOLDER, PACKAGE_FOLDER)) or any(part in file for part in _INSTALLED):
+        return True
+    return file.startswith(f"{sysconfig.get_path('stdlib')}{os.sep}")
+
+
+def calling_place() -> str:
+    """``train.py:12``, or ``train.py:12 (through accelerate/state.py:290)``."""
+    through = ""
+    for frame in _outwards(sys._getframe(1)):
+        file = frame.f_code.co_filename
+        if not is_library(file):
+            return f"{Path(file).name}:{frame.f_lineno}{through}"
+        if not through and not file.startswith(TORCH_FOLDER) and any(part in file for part in _INSTALLED):
+            through = f" (through {'/'.join(Path(file).parts[-2:])}:{frame.f_lineno})"
+    return f"no file of the script's own{through}"
+
+
+class _Files(dict[str, bool]):
+    """``is_library`` of every file that was asked for: at every step of the walk, so faster than its cache."""
+
+    def __missing__(self, file: str) -> bool:
+        self[file] = found = is_library(file)
+        return found
+
+
+_files = _Files()
+
+
+def calling_frame(depth: int) -> FrameType | None:
+    """The innermost frame of the script's own, from so many callers out; None where it lies too far out.
+
+    About 0.1 µs a frame of torch's between.
+    """
+    frame: FrameType | None = sys._getframe(depth)
+    left = _MOST_FRAMES
+    while frame is not None and left and _files[frame.f_code.co_filename]:
+        frame, left = frame.f_back, left - 1
+    return frame if left else None
+
+
+def caller_is_torch() -> bool:
+    """Whether the caller of the function that asks lies in torch itself."""
+    return sys._getframe(2).f_code.co_filename.startswith(TORCH_FOLDER)
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back

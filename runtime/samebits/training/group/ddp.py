@@ -1,0 +1,502 @@
+"""DistributedDataParallel rides through generations: found, moved to each new group, kept on its bucket layout.
+
+Here live the bucket layout of a wrapper as a value, giving a wrapper a group and a layout, and finding the wrappers a
+script builds. Never here: weights, when a generation begins, groups themselves. The one idea: the sum over ranks of a
+bucket is bit-stable, but a gradient's place in its bucket decides its bits, and DDP lays its buckets out anew after its
+first iteration, in the order in which gradients arrived. So a layout, and whether it is final, belongs to the restore
+point, and every rank, survivor or newcomer, gets a new reducer on exactly that layout.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Reducer
+from torch.nn import Module
+from torch.nn.modules.module import register_module_module_registration_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.hooks import RemovableHandle
+
+from samebits.commands import spelled
+from samebits.errors import LayoutError, UsageError
+from samebits.training import torch_private
+from samebits.training.group.breakable_group import BreakableGroup, ReducerGroup
+from samebits.training.group.group import Group, discard
+
+__all__ = [
+    "Layout",
+    "attach",
+    "attach_all",
+    "capture",
+    "capture_all",
+    "fingerprint",
+    "generation_ended",
+    "install",
+    "require_all_among",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which gradients are summed together, and in which order they lie there.
+
+    ``buckets`` are names of ``ddp.module.named_parameters()``, in the order the buckets are reduced. ``rebuilt`` says
+    that this is the final layout; else it is the one DDP has before its first iteration, and it will be replaced.
+    """
+
+    buckets: tuple[tuple[str, ...], ...]
+    rebuilt: bool
+
+    def to_plain(self) -> list[Any]:
+        """Lists, strings and a bool, for msgpack."""
+        return [[list(bucket) for bucket in self.buckets], self.rebuilt]
+
+    @classmethod
+    def from_plain(cls, plain: Sequence[Any]) -> Layout:
+        """The inverse of :meth:`to_plain`."""
+        buckets, rebuilt = plain
+        return cls(tuple(tuple(bucket) for bucket in buckets), bool(rebuilt))
+
+
+def fingerprint(layout: Layout) -> str:
+    """16 hex digits that are equal exactly where layouts are."""
+    return hashlib.sha256(json.dumps(layout.to_plain()).encode()).hexdigest()[:16]
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def capture(ddp: DistributedDataParallel) -> Layout:
+    """The layout the next backward pass will use.
+
+    Between the first and the second iteration DDP knows its final layout but has not built it; this builds it, which is
+    one small broadcast from rank 0 that the next forward pass would do otherwise. So every rank calls this at the same
+    point of its program, as a commit is.
+
+    Raises:
+        UsageError: after exactly one iteration of a wrapper with ``static_graph=True``.
+    """
+    known = _captured.get(ddp)
+    if known is not None and known[0] is ddp.reducer and known[1].rebuilt:
+        return known[1]
+    if not torch_private.lay_out_if_due(ddp) and torch_private.is_learning(ddp):
+        raise UsageError(
+            "DistributedDataParallel(static_graph=True) learns its graph in its first two iterations, so no restore "
+            "point can be made after the first one: set save_checkpoint_steps to 2 or more, or leave static_graph out"
+        )
+    if known is not None and known[0] is ddp.reducer and not torch_private.is_laid_out(ddp):
+        return known[1]
+    layout = _read(ddp)
+    _captured[ddp] = (ddp.reducer, layout)
+    return layout
+
+
+_captured: weakref.WeakKeyDictionary[Module, tuple[Reducer, Layout]] = weakref.WeakKeyDictionary()
+"""A layout that is final is read once, not at every commit."""
+
+
+def _read(ddp: DistributedDataParallel) -> Layout:
+    names = {id(parameter): name for name, parameter in ddp.module.named_parameters()}
+    ordered = tuple(tuple(names[id(parameter)] for parameter in bucket.parameters()) for bucket in _buckets(ddp))
+    return Layout(ordered, torch_private.is_laid_out(ddp))
+
+
+def _buckets(ddp: DistributedDataParallel) -> Sequence[Any]:
+    with _WithoutMemory():
+        return torch_private.buckets_of(ddp)
+
+
+class _WithoutMemory(TorchDispatchMode):
+    """Tensors made here have shapes and no elements.
+
+    A reducer tells its buckets by giving zeros of their size: those of 1 GB take a third of a second, in memory that a
+    rank may not have.
+    """
+
+    def __init__(self) -> None:
+        initialize: Any = super().__init__  # it has no types
+        initialize()
+
+    def __torch_dispatch__(
+        self,
+        make: Callable[..., Any],
+        types: object,
+        args: Sequence[Any] = (),
+        options: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return make(*args, **{**(options or {}), "device": torch.device("meta")})
+
+
+# --- giving -----------------------------------------------------------------------------------------------------------
+
+
+def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) -> None:
+    """Give a wrapper the group of a generation and exactly this layout; its gradients become None.
+
+    Args:
+        ddp: a survivor's wrapper, or a new one.
+        group: formed; a wrapper on a subgroup of its own keeps that.
+        layout: a final one is taken over as it is; None, or one that is not final, gives what a new wrapper has before
+            its first iteration.
+
+    Raises:
+        LayoutError: this model cannot have that layout; the message names the difference.
+        UsageError: the wrapper uses something that cannot be carried over to another group.
+    """
+    _require_supported(ddp, has_sparse=any(torch_private.parameters_of(ddp)[1]))
+    pg = _group_for(ddp, group)
+    # The reducer owns gradient buffers and, perhaps as the last one, the old group.
+    old: list[object] = [ddp.reducer, ddp.logger, ddp.process_group]
+    with _only_reduced_require_gradients(ddp):
+        parameters, sparse = torch_private.parameters_of(ddp)
+        torch_private.unhook_reducer(ddp)
+        if layout is not None and layout.rebuilt:
+            _build_final(ddp, layout, parameters, sparse)
+        else:
+            _build_fresh(ddp, parameters, sparse)
+    ddp.process_group = pg
+    ddp.require_forward_param_sync = True  # on every rank alike, whatever each has done before
+    _connect_reducer(ddp)
+    for parameter in ddp.module.parameters():
+        parameter.grad = None
+    discard([old])
+    got = _read(ddp)
+    _captured[ddp] = (ddp.reducer, got)
+    if layout is not None and got != layout:
+        raise LayoutError(
+            f"the gradient buckets of {type(ddp.module).__name__} cannot be laid out as at the restore point: "
+            f"{_difference(layout, got)}; run the same script with the same bucket_cap_mb on every rank, or start anew "
+            f"with `{spelled('run', '--fresh')}`"
+        )
+
+
+@contextlib.contextmanager
+def _only_reduced_require_gradients(ddp: DistributedDataParallel) -> Iterator[None]:
+    """Let exactly the parameters of the reducer require gradients, as when the wrapper was built.
+
+    A script freezes a model for a while (a GAN's discriminator) or thaws it later (a backbone), and torch's reducer
+    keeps its parameters all the time. One built from the present flags would no longer reduce what is frozen just now.
+    """
+    reduced = {id(parameter) for bucket in _buckets(ddp) for parameter in bucket.parameters()}
+    flags = [(parameter, parameter.requires_grad) for parameter in ddp.module.parameters()]
+    try:
+        for parameter, _ in flags:
+            parameter.requires_grad_(id(parameter) in reduced)
+        yield
+    finally:
+        for parameter, requires_grad in flags:
+            parameter.requires_grad_(requires_grad)
+
+
+def _build_fresh(ddp: DistributedDataParallel, parameters: Sequence[torch.Tensor], sparse: Sequence[bool]) -> None:
+    ddp.process_group = _GroupOfOne()
+    torch_private.new_reducer(ddp, parameters, sparse)
+
+
+def _build_final(
+    ddp: DistributedDataParallel, layout: Layout, parameters: Sequence[torch.Tensor], sparse: Sequence[bool]
+) -> None:
+    """Let a new reducer lay out its buckets as if gradients had arrived in the layout's order, and know it is final.
+
+    The reducer is given its parameters in that order and told that each was ready (what DDP's ``join`` does for ranks
+    that have run out of data). Its broadcast of the result goes to a group of one.
+    """
+    by_name = dict(ddp.module.named_parameters())
+    position = {id(parameter): index for index, parameter in enumerate(parameters)}
+    wanted = [name for bucket in layout.buckets for name in bucket]
+    _require_same_parameters(ddp, wanted, {name for name, one in by_name.items() if id(one) in position})
+    order = [position[id(by_name[name])] for name in wanted]
+    ddp.process_group = _GroupOfOne()
+    torch_private.new_reducer(ddp, [parameters[index] for index in order], [sparse[index] for index in order])
+    if not torch_private.lay_out_as_given(ddp):
+        raise LayoutError(
+            f"the restore point's gradient buckets of {type(ddp.module).__name__} are final, but this wrapper never "
+            "rebuilds its buckets (find_unused_parameters=True); build it with the same arguments on every rank"
+        )
+
+
+def _connect_reducer(ddp: DistributedDataParallel) -> None:
+    """Let the reducer launch its buckets in the cheapest way that can be left at any time."""
+    group = ddp.process_group
+    # Of a static graph the first iteration reduces and waits in one call; it takes the way all other callers take.
+    if isinstance(group, BreakableGroup) and not ddp.static_graph:
+        group = _reducer_groups[ddp] = ReducerGroup(group)
+    torch_private.give_reducer_group(ddp, group)
+
+
+_reducer_groups: weakref.WeakKeyDictionary[Module, ReducerGroup] = weakref.WeakKeyDictionary()
+"""torch keeps only the C++ half of a Python group alive."""
+
+
+class _GroupOfOne(dist.ProcessGroup):
+    """A group for a reducer that has nobody to tell: on any device, without a connection."""
+
+    def __init__(self) -> None:
+        initialize: Any = super().__init__  # as in breakable_group.BreakableGroup
+        initialize(0, 1)
+
+    def broadcast(self, *_: object) -> dist.Work:
+        return _Done()
+
+    def getBackendName(self) -> str:
+        return "none"
+
+
+class _Done(dist.Work):
+    def wait(self, timeout: object = None) -> bool:
+        return True
+
+
+def _group_for(ddp: DistributedDataParallel, group: Group) -> dist.ProcessGroup:
+    current = ddp.process_group
+    default = dist.group.WORLD
+    if current is not default and torch_private.is_registered(current):
+        return current
+    if getattr(current, "group_desc", "") not in ("default_pg", ""):
+        raise UsageError(
+            f"DistributedDataParallel({type(ddp.module).__name__}) was built on a group of its own that ended with its "
+            "generation; build such a group and its wrapper inside the function that elastic.run runs"
+        )
+    return group.pg
+
+
+def _require_supported(ddp: DistributedDataParallel, *, has_sparse: bool) -> None:
+    parameters = list(ddp.module.parameters())
+    has_no_buckets = torch_private.uses_python_reducer(ddp)
+    reasons = {
+        "delay_all_reduce_named_params: it reduces past the reducer": torch_private.reduces_past_reducer(ddp),
+        "a communication hook (register_comm_hook): its state is not part of a restore point": bool(
+            getattr(ddp, "_comm_hooks", ())
+        ),
+        "a buffer hook (_register_buffer_comm_hook): its state is not part of a restore point": hasattr(
+            ddp, "buffer_hook"
+        ),
+        "mixed_precision: its hooks live on the old reducer; use torch.autocast": ddp.mixed_precision is not None,
+        "an optimizer inside backward (_apply_optimizer_in_backward): a lost peer would leave half a step": any(
+            hasattr(parameter, "_in_backward_optimizers") for parameter in parameters
+        ),
+        "sparse gradients (nn.Embedding(sparse=True)): their buckets cannot be read": has_sparse,
+        "torch's python_reducer (torch._dynamo.config.optimize_ddp): it has no buckets": has_no_buckets,
+        "require_manual_backward_finalization: a lost peer would leave half a step": torch_private.ends_by_hand(ddp),
+    }
+    for reason, present in reasons.items():
+        if present:
+            raise UsageError(
+                f"DistributedDataParallel({type(ddp.module).__name__}) uses {reason}; "
+                "remove it, or run with ENABLE_RECOVERY=0"
+            )
+
+
+def _require_same_parameters(ddp: DistributedDataParallel, wanted: Sequence[str], present: set[str]) -> None:
+    missing, extra = [name for name in wanted if name not in present], present.difference(wanted)
+    if missing or extra:
+        raise LayoutError(
+            f"the parameters of {type(ddp.module).__name__} are not those of the restore point: missing here "
+            f"{sorted(missing) or 'none'}, new here {sorted(extra) or 'none'} (a parameter that was frozen when "
+            "DistributedDataParallel was built counts as missing); run the script the restore point was made with, or "
+            f"start anew with `{spelled('run', '--fresh')}`"
+        )
+
+
+def _difference(wanted: Layout, got: Layout) -> str:
+    if len(wanted.buckets) != len(got.buckets):
+        return f"{len(wanted.buckets)} buckets there, {len(got.buckets)} here"
+    for index, (there, here) in enumerate(zip(wanted.buckets, got.buckets, strict=True)):
+        if there != here:
+            return f"bucket {index} holds {list(there)} there, {list(here)} here"
+    return f"final there: {wanted.rebuilt}, here: {got.rebuilt}"
+
+
+# --- finding ----------------------------------------------------------------------------------------------------------
+
+_OUTSIDE: Final = "outside"
+_INSIDE: Final = "inside"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rider:
+    """A wrapper, weakly, with its place among those built in the same phase."""
+
+    ddp: weakref.ref[DistributedDataParallel]
+    key: str
+
+
+class _Riders:
+    """The wrappers a script builds. Those built outside a generation last; others live as long as theirs.
+
+    Within a phase the order of construction is the script's, so it is the same on every rank and names the wrapper.
+    """
+
+    def __init__(self) -> None:
+        self._hook: RemovableHandle | None = None
+        self._lasting: list[_Rider] = []
+        self._passing: list[_Rider] = []
+        self._group: Group | None = None
+        self._layouts: dict[str, Layout] = {}
+        self._settled: dict[str, Any] | None = None  # all layouts as plain values, once they are final
+        self._has_buffers = True  # once they are: whether there may be buffers to be made rank 0's
+        self._waiting: dict[str, RemovableHandle] = {}
+
+    def install(self) -> None:
+        if self._hook is None:
+            self._hook = register_module_module_registration_hook(self._on_registration)
+
+    def _on_registration(self, module: Module, name: str, submodule: Module | None) -> None:
+        # DDP's constructor assigns self.module once: after its group, before its first collective.
+        if isinstance(module, DistributedDataParallel) and name == "module" and "module" not in module._modules:
+            self._add(module)
+
+    def _add(self, ddp: DistributedDataParallel) -> None:
+        self._settled = None
+        if self._group is None or self._group.broken:
+            self._lasting.append(_Rider(weakref.ref(ddp), f"{_OUTSIDE}/{len(self._lasting)}"))
+            return
+        key = f"{_INSIDE}/{len(self._passing)}"
+        self._passing.append(_Rider(weakref.ref(ddp), key))
+        self._waiting[key] = ddp.register_forward_pre_hook(lambda module, _: self._adopt(module, key))
+
+    def _adopt(self, module: Module, key: str) -> None:
+        self._waiting.pop(key).remove()
+        self._settled = None
+        assert self._group is not None
+        assert isinstance(module, DistributedDataParallel)
+        attach(module, self._group, self._layouts.get(key))
+
+    def attach_all(self, group: Group, layouts: Mapping[str, Layout]) -> None:
+        for ddp, _ in _alive(self._passing):
+            ddp.register_forward_pre_hook(_refuse)
+        self._passing.clear()
+        self._waiting.clear()
+        self._group, self._settled = group, None
+        self._layouts = dict(layouts)
+        for ddp, key in _alive(self._lasting):
+            attach(ddp, group, self._layouts.get(key))
+
+    def sync_buffers_all(self) -> None:
+        if self._settled is not None and not self._has_buffers:
+            return
+        for ddp, _ in self._present():
+            if ddp.will_sync_module_buffers():
+                torch_private.make_buffers_rank_0s(ddp)
+                ddp.require_forward_param_sync = False  # until a forward pass has changed them again
+
+    def generation_ended(self) -> None:
+        self._group = None
+
+    def settle_all(self) -> dict[str, Any] | None:
+        if self._settled is not None:
+            return self._settled
+        if any(torch_private.is_learning(ddp) for ddp, _ in self._present()):
+            return None
+        captured = self.capture_all()
+        plain = {key: layout.to_plain() for key, layout in sorted(captured.items())}
+        if all(layout.rebuilt for layout in captured.values()) and not self._waiting:
+            self._settled = plain
+            self._has_buffers = any(ddp.broadcast_buffers and ddp.modules_buffers for ddp, _ in self._present())
+        return plain
+
+    def wrappers(self) -> list[DistributedDataParallel]:
+        return [ddp for ddp, _ in self._present()]
+
+    def _present(self) -> Iterator[tuple[DistributedDataParallel, str]]:
+        return _alive([*self._lasting, *self._passing])
+
+    def capture_all(self) -> dict[str, Layout]:
+        captured = dict(self._layouts)
+        for ddp, key in self._present():
+            if key not in self._waiting:
+                captured[key] = capture(ddp)
+        return captured
+
+
+def _alive(riders: Sequence[_Rider]) -> Iterator[tuple[DistributedDataParallel, str]]:
+    for rider in riders:
+        ddp = rider.ddp()
+        if ddp is not None:
+            yield ddp, rider.key
+
+
+def _refuse(module: Module, _: object) -> None:
+    raise UsageError(
+        f"{type(module).__name__} was built inside an earlier call of the function that elastic.run runs, and its "
+        "group is gone: build it before elastic.run, or anew in each call"
+    )
+
+
+_riders = _Riders()  # one per process, as the hook it rests on is torch's one and only
+
+
+def install() -> None:
+    """From now on know every DistributedDataParallel that is built; without effect the second time."""
+    _riders.install()
+
+
+def attach_all(group: Group, layouts: Mapping[str, Any] | None) -> None:
+    """A generation begins: attach every wrapper built before it, and each one built inside it at its first forward.
+
+    Args:
+        group: formed and installed.
+        layouts: what :func:`capture_all` returned when the restore point was made; None before the first step.
+
+    Raises:
+        LayoutError, UsageError: as :func:`attach`.
+    """
+    plain = {} if layouts is None else layouts
+    _riders.attach_all(group, {key: Layout.from_plain(value) for key, value in plain.items()})
+
+
+def sync_buffers_all() -> None:
+    """Every wrapper's buffers (batch statistics) become rank 0's, as its next forward pass makes them anyway.
+
+    So the state that is saved is the same on every rank. A collective: called on every rank at the same step.
+    """
+    _riders.sync_buffers_all()
+
+
+def wrappers() -> list[DistributedDataParallel]:
+    """The wrappers that are alive, those built outside a generation first."""
+    return _riders.wrappers()
+
+
+def require_all_among(weights: Sequence[torch.Tensor]) -> None:
+    """Raise if a wrapper trains a parameter that is none of these, the state's: no recovery would bring it back.
+
+    Raises:
+        UsageError: it names the wrapped module.
+    """
+    known = {id(one) for one in weights}
+    for ddp in wrappers():
+        if any(parameter.requires_grad and id(parameter) not in known for parameter in ddp.parameters()):
+            name = type(ddp.module).__name__
+            raise UsageError(
+                f"DistributedDataParallel({name}) trains parameters that are not in the state: a replacement would "
+                "begin with other ones. Fix: TorchState(model, optimizer, …) with this model; a second one gets a "
+                "name of its own, such as model_2=…"
+            )
+
+
+def settle_all() -> dict[str, Any] | None:
+    """What :func:`capture_all` gives, for every commit: once all layouts are final this costs nothing.
+
+    None between the first and the second iteration of a wrapper with ``static_graph=True``, which has no layout there.
+    """
+    return _riders.settle_all()
+
+
+def generation_ended() -> None:
+    """``elastic.run`` has returned: wrappers built from now on last, as those built before it do."""
+    _riders.generation_ended()
+
+
+def capture_all() -> dict[str, Any]:
+    """The layouts of all wrappers of this generation as plain values, by key; called on every rank at the same step."""
+    return {key: layout.to_plain() for key, layout in sorted(_riders.capture_all().items())}

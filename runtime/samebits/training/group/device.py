@@ -1,0 +1,131 @@
+"""Which device this process trains on, and which backend connects such devices.
+
+Here live the choice between CPU, NVIDIA, Ascend and what another package registers with torch together with its
+collectives, the only import of ``torch_npu``, and stopping a device. Never here: settings, groups, memory. The one
+idea: everything goes through ``torch.accelerator``; Ascend needs an extra package, which is imported only where it is
+asked for or installed, and whose missing driver stack is one clear sentence.
+
+A trap that no code here can disarm: with ``torch_npu`` installed and CANN missing, plain ``import torch`` fails
+already, since torch loads every installed device backend by itself. ``TORCH_DEVICE_BACKEND_AUTOLOAD=0`` in the
+environment, set before Python starts, turns that off; this module then imports ``torch_npu`` where it is wanted.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Final
+
+import torch
+import torch.distributed as dist
+
+from samebits.errors import SettingsError
+from samebits.training import torch_private
+
+__all__ = ["KINDS", "backend_of", "choose", "restart", "settle", "stop"]
+
+KINDS: Final = ("cpu", "cuda", "npu")
+"""The device types a process can be asked to train on."""
+
+_BACKENDS: Final = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
+_NPU_PACKAGE: Final = "torch_npu"
+_INSTALL_CANN: Final = (
+    "source CANN's set_env.sh before starting (or install CANN), "
+    "or set DEVICE=cpu and TORCH_DEVICE_BACKEND_AUTOLOAD=0 to train without the NPU"
+)
+
+
+def choose(requested: str | None = None, local_rank: int = 0) -> torch.device:
+    """The device of this process.
+
+    Args:
+        requested: ``cpu``, ``cuda``, ``npu``, or another package's; None takes the accelerator there is, where its
+            backend is known, else the CPU.
+        local_rank: of this process on its host, 0-based; the device index, modulo the devices there are.
+
+    Raises:
+        SettingsError: an unknown device type, or one this process cannot use.
+    """
+    if requested is not None and requested not in KINDS and torch_private.registered_backend(requested) is None:
+        raise SettingsError(
+            [f"DEVICE={requested!r} is not a device type; expected one of {', '.join(KINDS)}: export DEVICE=cpu"]
+        )
+    if requested == "cpu":
+        return torch.device("cpu")
+    if requested == "npu" or (requested is None and _npu_is_installed()):
+        _import_npu()
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None or (requested is not None and found.type != requested) or _backend(found) is None:
+        if requested is None:
+            return torch.device("cpu")
+        raise SettingsError([_unusable(requested, found)])
+    return torch.device(found.type, local_rank % torch.accelerator.device_count())
+
+
+def settle(device: torch.device) -> None:
+    """Return when all that was queued on the current stream of this accelerator has happened."""
+    torch.accelerator.current_stream(device).synchronize()
+
+
+def backend_of(device: torch.device, wanted: str | None = None) -> str:
+    """The name of the ``torch.distributed`` backend that connects devices of this type.
+
+    Args:
+        device: one of them.
+        wanted: COLLECTIVE_BACKEND: gloo, or None for the device's own.
+
+    Raises:
+        SettingsError: no backend is known for it, or it cannot be connected by the one that is wanted.
+    """
+    if wanted == dist.Backend.GLOO and device.type != "cpu":
+        if device.type not in dist.Backend.backend_capability[dist.Backend.GLOO]:
+            problem = f"COLLECTIVE_BACKEND='gloo' takes no tensors of {device.type}"
+            raise SettingsError([f"{problem}; unset COLLECTIVE_BACKEND, or set DEVICE=cpu"])
+        return wanted
+    found = _backend(device)
+    if found is None:
+        raise SettingsError(
+            [f"DEVICE={device.type!r} has no known backend; expected one of {', '.join(KINDS)}: export DEVICE=cpu"]
+        )
+    return found
+
+
+def stop(device: torch.device) -> bool:
+    """End all that runs on this device, where its backend cannot end its collectives itself (Ascend); whether it was.
+
+    From any thread. Until :func:`restart` whatever is asked of the device fails, with FORCE STOP.
+    """
+    stop_device = getattr(torch.get_device_module(device), "stop_device", None)
+    if stop_device is None:
+        return False
+    stop_device(device.index or 0)
+    return True
+
+
+def restart(device: torch.device) -> None:
+    """A device that was stopped can be used again; what lies in its memory is as it was."""
+    torch.get_device_module(device).restart_device(device.index or 0)
+
+
+def _backend(device: torch.device) -> str | None:
+    return _BACKENDS.get(device.type) or torch_private.registered_backend(device.type)
+
+
+def _unusable(requested: str, found: torch.device | None) -> str:
+    there = f"torch {torch.__version__} finds {found.type!r}" if found else f"torch {torch.__version__} finds none"
+    fix = "install a torch built for CUDA" if requested == "cuda" else _INSTALL_CANN
+    return f"DEVICE={requested!r} was asked for, but of accelerators {there}; {fix}, or export DEVICE=cpu"
+
+
+def _npu_is_installed() -> bool:
+    return importlib.util.find_spec(_NPU_PACKAGE) is not None
+
+
+def _import_npu() -> None:
+    try:
+        import torch_npu  # noqa: F401 - registers the device with torch
+    except ModuleNotFoundError as error:
+        raise SettingsError(
+            [f"DEVICE='npu' needs the package {_NPU_PACKAGE} ({error}); install it: pip install 'samebits[npu]'"]
+        ) from error
+    except (ImportError, OSError) as error:
+        raise SettingsError([f"{_NPU_PACKAGE} is installed but cannot load CANN ({error}); {_INSTALL_CANN}"]) from error

@@ -1,0 +1,257 @@
+"""gloo's own connections: how one mesh is made, which sockets are its, and how they are cut.
+
+Here live the address gloo publishes for itself, the set of addresses one generation listens on, cutting exactly the
+connections between them, and building a ``ProcessGroupGloo`` on an address of our choice, which nobody reaches any
+longer once it stands. Never here: futures, the store, torch's registries. The one idea: gloo tells a peer only through
+the store where it listens, and the store is ours, so every connection of a generation, its subgroups' included, is
+known by address and never guessed from what else the process has open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import ipaddress
+import os
+import socket
+import struct
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from torch._C._distributed_c10d import Store
+from torch.distributed import ProcessGroupGloo
+
+from samebits.errors import UsageError
+from samebits.service import log
+from samebits.training import torch_private
+
+__all__ = ["Address", "Endpoints", "address_in", "close_copies", "close_to_newcomers", "connect", "cut"]
+
+READER_NICE = 10
+"""Nicer than the process. Of 0, 3, 5, 7, 10, 19 and SCHED_BATCH the one that was never slower than 0, beside whatever
+else ran: at 19 a rank with a busy DataLoader takes three times as long, and under SCHED_BATCH twice."""
+
+Address = tuple[str, int]
+"""An IP address in its shortest text form, and a TCP port."""
+
+_SIZE = struct.Struct("=Q")  # gloo writes a size_t before each field, in the machine's own byte order
+_FAMILY = struct.Struct("=H")
+_PORT = struct.Struct("!H")
+_SOCKADDR_STORAGE_BYTES = 128
+_OPEN_FILES = Path("/proc/self/fd")
+
+_SO_ATTACH_FILTER = 26  # asm-generic/socket.h; Python has no name for it
+_DROP_EVERYTHING = struct.pack("=HBBI", 0x06, 0, 0, 0)  # one instruction, BPF_RET | BPF_K: keep 0 bytes (bpf(4))
+
+
+class Endpoints:
+    """The addresses one generation listens on: this process's, and its peers'."""
+
+    __slots__ = ("own", "peers")
+
+    def __init__(self) -> None:
+        self.own: set[Address] = set()
+        self.peers: set[Address] = set()
+
+
+def address_in(value: bytes) -> Address | None:
+    """The address in what gloo published for one rank; None where the value is something else.
+
+    The form is that of gloo's ``Rank::bytes`` (gloo/transport/tcp/context.cc): a size and the host name, a size and an
+    ``Address`` that begins with a ``sockaddr_storage``, then one number per rank.
+    """
+    host_bytes, start = _field(value, 0)
+    if host_bytes is None:
+        return None
+    sockaddr, _ = _field(value, start)
+    if sockaddr is None or len(sockaddr) < _SOCKADDR_STORAGE_BYTES:
+        return None
+    (family,) = _FAMILY.unpack_from(sockaddr)
+    (port,) = _PORT.unpack_from(sockaddr, 2)
+    if family == socket.AF_INET:
+        return str(ipaddress.IPv4Address(sockaddr[4:8])), port
+    if family == socket.AF_INET6:
+        return str(ipaddress.IPv6Address(sockaddr[8:24])), port
+    return None
+
+
+def _field(value: bytes, start: int) -> tuple[bytes | None, int]:
+    if len(value) < start + _SIZE.size:
+        return None, start
+    (size,) = _SIZE.unpack_from(value, start)
+    begin = start + _SIZE.size
+    if size > len(value) - begin:
+        return None, start
+    return value[begin : begin + size], begin + size
+
+
+def connect(
+    store: Store, rank: int, world_size: int, address: str, connect_timeout: timedelta, timeout: timedelta
+) -> ProcessGroupGloo:
+    """Listen at ``address``, publish and learn the ranks' addresses through ``store``, connect to all of them.
+
+    Args:
+        store: where gloo puts its own address and waits for the others'.
+        rank: of this process, 0-based.
+        world_size: ranks in the mesh.
+        address: a numeric IP address of this host that all peers reach.
+        connect_timeout: how long one connection may take to come.
+        timeout: of each collective afterwards.
+
+    Raises:
+        RuntimeError: gloo's, when a connection did not come in time.
+    """
+    # Lazy connections would be made inside some later collective, where nothing can be said about them.
+    with ThreadPoolExecutor(1, "samebits-gloo") as aside:  # a thread that made itself nice cannot take it back
+        device = aside.submit(_device_with_nice_reader, address).result()
+    mesh = torch_private.gloo_mesh(store, rank, world_size, device, connect_timeout, timeout)
+    key = torch_private.key_of_gloo_rank(rank)  # where gloo names it otherwise, waiting for it would be for ever
+    own = address_in(bytes(store.get(key))) if store.check([key]) else None
+    if own is not None and sys.platform == "linux":
+        close_to_newcomers(own)
+    return mesh
+
+
+def close_to_newcomers(own: Address) -> bool:
+    """Let no further connection come about where this process listens at ``own``; True where it does listen.
+
+    gloo accepts whatever comes for as long as the mesh lives, keeps what has sent eight bytes until then, and ends the
+    process when no descriptor is left or accept fails. So the listener stays as it is, in gloo's epoll too, but the
+    kernel drops every packet to it (socket(7), SO_ATTACH_FILTER), from the first of a handshake on: whoever asks gets
+    no answer at all. The connections that stand are not touched.
+    """
+    for descriptor in _OPEN_FILES.iterdir():
+        listener = _socket_of(int(descriptor.name))
+        if listener is None:
+            continue
+        with listener:
+            if _is_listening(listener) and _address(listener.getsockname()) == own:
+                _drop_everything(listener)
+                return True
+    return False
+
+
+def _drop_everything(listener: socket.socket) -> None:
+    program = ctypes.create_string_buffer(_DROP_EVERYTHING)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, struct.pack("HP", 1, ctypes.addressof(program)))
+    except OSError as error:
+        if error.errno not in (errno.ENOPROTOOPT, errno.EPERM):
+            raise
+        log.warn(
+            f"this system does not let a socket drop packets ({error.strerror}), so whoever reaches port "
+            f"{listener.getsockname()[1]} can use up this process's descriptors. Fix: let only the job's hosts reach "
+            "it, as docs/security.md says"
+        )
+
+
+def _device_with_nice_reader(address: str) -> Any:
+    """A device of gloo's, whose thread, the one that reads, yields to the group's other threads.
+
+    It asks epoll over and over while another thread sends on the connection that has something to be read. If it takes
+    that thread's core to do so, both wait for the end of a time slice: without this, four ranks on two cores spend a
+    quarter of a step there. Under SCHED_BATCH it would never do so, but wait for the end of a slice of whatever else
+    computes on that core as well, a DataLoader's worker or another job: then a step takes twice as long.
+    """
+    if sys.platform == "linux":  # elsewhere it would be the whole process, not this thread and those it starts
+        with contextlib.suppress(OSError):  # a sandbox may forbid it
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + READER_NICE)
+    return torch_private.gloo_device(address)
+
+
+def check_address(address: str) -> None:
+    """Raise UsageError unless ``address`` is numeric: a name would be looked up whenever a group forms."""
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        raise UsageError(
+            f"a group's address must be a numeric IP address of this host, not {address!r}; "
+            "pass the local address of the connection to the scheduler"
+        ) from None
+
+
+def cut(endpoints: Endpoints) -> int:
+    """Shut down every connection of this process between ``endpoints``, and return how many there were.
+
+    Listening sockets stay: gloo's thread ends the process when accept fails. Each descriptor is duplicated before it is
+    looked at, so one that is closed and reused meanwhile is never shut down by mistake.
+    """
+    severed = 0
+    for descriptor in _OPEN_FILES.iterdir():
+        connection = _socket_of(int(descriptor.name))
+        if connection is None:
+            continue
+        with connection:
+            if _is_between(connection, endpoints):
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue  # the peer was faster
+                severed += 1
+    return severed
+
+
+def close_copies(endpoints: Endpoints) -> int:
+    """In a forked child: close its copies of these connections and of their listeners.
+
+    Nothing is shut down, for the connections are the parent's. Returns how many copies there were.
+    """
+    closed = 0
+    for name in [entry.name for entry in _OPEN_FILES.iterdir()]:
+        copy = _socket_of(int(name))
+        if copy is None:
+            continue
+        with copy:
+            is_copy = _is_between(copy, endpoints) or _is_listener(copy, endpoints)
+        if is_copy:
+            os.close(int(name))
+            closed += 1
+    return closed
+
+
+def _is_listener(connection: socket.socket, endpoints: Endpoints) -> bool:
+    return _is_tcp(connection) and _address(connection.getsockname()) in endpoints.own
+
+
+def _is_tcp(connection: socket.socket) -> bool:
+    return connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
+
+
+def _is_listening(connection: socket.socket) -> bool:
+    return _is_tcp(connection) and bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+
+
+def _socket_of(descriptor: int) -> socket.socket | None:
+    try:
+        duplicate = os.dup(descriptor)
+    except OSError:
+        return None  # closed since it was listed
+    try:
+        return socket.socket(fileno=duplicate)
+    except OSError:
+        os.close(duplicate)
+        return None  # a file, a pipe, …
+
+
+def _is_between(connection: socket.socket, endpoints: Endpoints) -> bool:
+    if not _is_tcp(connection):
+        return False
+    try:
+        if _is_listening(connection):
+            return False
+        return _address(connection.getpeername()) in endpoints.peers or (
+            _address(connection.getsockname()) in endpoints.own
+        )
+    except OSError:
+        return False  # not connected (yet)
+
+
+def _address(name: tuple[str, int]) -> Address:
+    host = name[0].partition("%")[0]  # a link-local address carries its interface
+    if host.startswith("::ffff:"):  # torch's own sockets reach IPv4 through IPv6
+        host = host.removeprefix("::ffff:")
+    return host, name[1]

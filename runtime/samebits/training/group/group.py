@@ -1,0 +1,430 @@
+"""The process group of one generation: formed, installed as torch's default group, broken, dropped.
+
+Here live :class:`Group`, its registration with ``torch.distributed`` and its disposal. Never here: who is in a
+generation and why it ends, DistributedDataParallel, restoring state. The one idea: a group is a value with a short
+life. It is built directly on the backend (no rendezvous, no name look-up), any thread may break it at any moment, also
+while it forms, and dropping it costs nothing: what gloo still holds is freed by a thread of its own.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import ctypes
+import functools
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from samebits.errors import CommunicationError, UsageError
+from samebits.store.collective_ring import open_ring
+from samebits.training import torch_private
+from samebits.training.group import device as devices
+from samebits.training.group import gloo
+from samebits.training.group.accelerator import AcceleratorLink
+from samebits.training.group.breakable_group import BreakableGroup
+from samebits.training.group.breaker import EXIT_GRACE_S, Breaker, begin_breakable, expect_no_end, run_aside
+from samebits.training.group.failure import is_communication_failure
+from samebits.training.group.meeting_store import Exchange, MeetingStore
+from samebits.training.group.recorder import Recorder
+from samebits.training.group.sampler_refusal import SamplerRefusal
+
+__all__ = ["Exchange", "Group", "discard", "form", "form_alone", "is_communication_failure"]
+
+_LOOPBACK = "127.0.0.1"
+_STORE_PREFIX = "default_pg"
+_DESCRIPTION = "default_pg"  # torch's own word for the default group
+_LOOK_S = 0.0005  # for what mostly ends within a millisecond
+_FORGOTTEN_AFTER = timedelta(seconds=1)  # what gloo does wake ends within milliseconds
+
+
+class _Link(Protocol):
+    """How a backend connects, and how it is interrupted."""
+
+    def begin(self) -> Future[Any]: ...
+
+    def connect(self) -> tuple[dist.ProcessGroup, Store]: ...
+
+    def cut(self) -> None: ...
+
+    def end(self, *, cuts: bool) -> None: ...
+
+
+class Group:
+    """The processes of one generation, seen from one of them.
+
+    Nothing happens before :meth:`begin` or :meth:`form`; hand the group to the thread that may have to break it, then
+    form it.
+
+    Args:
+        device: the device this process trains on; its type decides the backend, unless ``backend`` does.
+        rank: of this process, 0-based.
+        world_size: processes in the generation.
+        exchange: carries this rank's message to all; used once.
+        name: the group in error sentences, e.g. ``generation 7``.
+        address: a numeric IP address of this host that all peers reach; gloo listens there.
+        timeout_s: of one collective. Recovery does not depend on it; it bounds how long a cut-off buffer is kept.
+        connect_timeout_s: how long one connection may take while the group forms.
+        refusal: when given, the sentence a script's own ``dist.*`` call is refused with (gloo only).
+        info: told to all ranks with this rank's message; :meth:`info_of` gives everybody's.
+        backend: gloo for a device that has another; None: the device's own.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        rank: int,
+        world_size: int,
+        exchange: Exchange,
+        *,
+        name: str,
+        address: str = _LOOPBACK,
+        timeout_s: float = 1800.0,
+        connect_timeout_s: float = 30.0,
+        refusal: str | None = None,
+        info: bytes = b"",
+        backend: str | None = None,
+    ) -> None:
+        gloo.check_address(address)
+        self.device = device
+        self.rank = rank
+        self.world_size = world_size
+        self.name = name
+        self._breaker = Breaker(name)
+        self._pg: dist.ProcessGroup | None = None
+        self._awaited_in_vain: set[dist.Work] = set()
+        self.endpoints = endpoints = gloo.Endpoints()
+        timeout = timedelta(seconds=timeout_s)
+        store = MeetingStore(exchange, rank, world_size, address, self._breaker, endpoints, timeout, info)
+        self._samplers: SamplerRefusal | None = None
+        self._all_info = store.all_info  # a list of its own: nothing here may keep the store
+        self._link: _Link | None
+        if devices.backend_of(device, backend) == dist.Backend.GLOO:
+            self._link = _GlooLink(
+                self, store, endpoints, address, timedelta(seconds=connect_timeout_s), timeout, refusal
+            )
+        else:
+            self._link = AcceleratorLink(
+                device, (rank, world_size), self._breaker, store, _STORE_PREFIX, endpoints, timeout
+            )
+
+    @property
+    def pg(self) -> dist.ProcessGroup:
+        """What ``dist.group.WORLD`` is while this group is installed."""
+        if self._pg is None:
+            raise UsageError(f"the process group of {self.name} was not formed; call form() first")
+        return self._pg
+
+    def info_of(self, rank: int) -> bytes:
+        """What that rank told all, once the group stands."""
+        return self._all_info[rank]
+
+    @property
+    def broken(self) -> bool:
+        """Whether :meth:`break_` or :meth:`drop` was called."""
+        return self._breaker.broken
+
+    @property
+    def collectives(self) -> int:
+        """How many were launched in it, without those of subgroups; 0 where the backend does not tell."""
+        return self._pg.count if isinstance(self._pg, BreakableGroup) else 0
+
+    @property
+    def breaker(self) -> Breaker:
+        """The group's switch, for calls that are to end with it (:func:`.breaker.run_breakable`)."""
+        return self._breaker
+
+    def begin(self) -> Future[Any]:
+        """Begin to connect, aside: what this rank has to say goes to the exchange, which may take its time to answer.
+
+        The group of a generation that is still to come waits in the exchange until its members are known. The future
+        ends when the connections stand, or with the error that :meth:`form` would raise.
+        """
+        assert self._link is not None, "only drop() gives it up, and that breaks the group"
+        return self._link.begin()
+
+    def form(self) -> Group:
+        """Connect to all ranks and become torch's default group.
+
+        Raises:
+            GenerationEndedError: broken meanwhile, by :meth:`break_` or because the exchange says so.
+            CommunicationError: a connection did not come within the connect timeout.
+            UsageError: torch has a default group already.
+        """
+        if dist.is_initialized():
+            raise UsageError(
+                "torch.distributed has a default process group already; the runtime makes it: "
+                "remove init_process_group() from the script (with ENABLE_RECOVERY=1), or drop the previous group first"
+            )
+        try:
+            self._connect_and_install()
+            self._breaker.check()
+        except BaseException:
+            self.drop()
+            raise
+        _live.add(self)
+        return self
+
+    def _connect_and_install(self) -> None:
+        self._breaker.check()
+        assert self._link is not None, "only drop() gives it up, and that breaks the group"
+        try:
+            self._pg, store = self._link.connect()
+        except RuntimeError as error:
+            self._breaker.check()
+            if is_communication_failure(error):
+                raise CommunicationError(f"the process group of {self.name} did not connect: {error}") from error
+            raise
+        if not dist.is_initialized():
+            torch_private.install_default_group(self._pg, store, self.world_size)
+
+    def break_(self, reason: str = "a member was lost") -> None:
+        """End every wait in this group, its subgroups and its formation; from any thread, any number of times.
+
+        Whoever waits raises GenerationEndedError, or gloo's own error where gloo is faster. Peers notice by their
+        connections to this process.
+        """
+        link = self._link
+        if self._breaker.throw(reason) and link is not None:
+            link.cut()
+
+    def refuse_samplers(self) -> None:
+        """As long as this group is torch's, no ``DistributedSampler`` takes its size for the job's."""
+        self._samplers = SamplerRefusal()
+
+    def step_aside(self) -> None:
+        """Take the group out of torch, and no more, so that the next one can be formed; to be dropped afterwards.
+
+        For a group without subgroups: those would lose their names.
+        """
+        self._admit_samplers()
+        if self._pg is not None:
+            torch_private.uninstall_default_group(self._pg)
+
+    def drop(self) -> None:
+        """Take the group out of torch, so that the next one can be formed at once; freeing it happens elsewhere.
+
+        A group that is dropped is broken as well: nothing may wait in it any longer.
+        """
+        self._end_link("it was dropped")
+        self._admit_samplers()
+        # The lists are emptied elsewhere: nothing here may keep one of their objects, or it would be freed here.
+        groups = [] if self._pg is None else [*torch_private.uninstall_default_group(self._pg), self._pg]
+        works = _unfinished(groups)
+        backends = [torch_private.backend_of(group, self.device) for group in groups]
+        links = [self._link]
+        self._pg = self._link = None
+        discard([groups, backends, links], works)
+
+    def _end_link(self, reason: str) -> None:
+        cuts = self._breaker.throw(reason)
+        if self._link is not None:
+            self._link.end(cuts=cuts)
+
+    def settle(self, within_s: float) -> None:
+        """Wait until no collective of this group or a subgroup runs, so long at most, and for each of them once only.
+
+        For what must not be done while one runs, and is better done late than never.
+        """
+        deadline = time.monotonic() + within_s
+        groups = [] if self._pg is None else [*torch_private.subgroups_of(self._pg), self._pg]
+        while not self.broken and (running := set(_unfinished(groups))) - self._awaited_in_vain:
+            if time.monotonic() >= deadline:
+                self._awaited_in_vain = running
+                return
+            time.sleep(_LOOK_S)
+
+    def _admit_samplers(self) -> None:
+        if self._samplers is not None:
+            self._samplers.end()
+            self._samplers = None
+
+    def end_with_process(self, deadline: float) -> None:
+        """Leave nothing of the group to the interpreter's end; called once, when nothing else runs any more.
+
+        A collective that ends while the interpreter is torn down calls back into Python, and the process gets SIGABRT;
+        freeing a mesh whose collective never ends keeps the process until that times out. So wait for what is broken
+        to end, until ``deadline`` on the monotonic clock, and never free what does not.
+        """
+        self._end_link("the process ends")
+        groups = [] if self._pg is None else [*torch_private.subgroups_of(self._pg), self._pg]
+        for work in _unfinished(groups):
+            with contextlib.suppress(RuntimeError):  # broken, as it should be, or too late
+                work.wait(timedelta(seconds=max(0.001, deadline - time.monotonic())))
+        if _unfinished(groups):
+            for group in groups:
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(torch_private.backend_of(group, self.device)))
+
+
+_live: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    deadline = time.monotonic() + EXIT_GRACE_S
+    for group in list(_live):
+        group.end_with_process(deadline)
+
+
+class _GlooLink:
+    """gloo over TCP: interrupted by our breaker, and by shutting down exactly its connections."""
+
+    def __init__(
+        self,
+        group: Group,
+        store: MeetingStore,
+        endpoints: gloo.Endpoints,
+        address: str,
+        connect_timeout: timedelta,
+        timeout: timedelta,
+        refusal: str | None,
+    ) -> None:
+        self._rank, self._world_size, self._breaker = group.rank, group.world_size, group.breaker
+        self._meeting = store  # torch keeps only the C++ half of a Python store alive
+        self._store = PrefixStore(_STORE_PREFIX, store)
+        self._endpoints = endpoints
+        self._address = address
+        self._connect_timeout = connect_timeout
+        self._timeout = timeout
+        self._refusal = refusal
+        self._mesh: Future[dist.ProcessGroupGloo] | None = None
+
+    def begin(self) -> Future[Any]:
+        self._mesh = self._begin_mesh(self._store, self._rank, self._world_size, self._timeout)
+        return self._mesh
+
+    def connect(self) -> tuple[dist.ProcessGroup, Store]:
+        mesh = self._mesh or self.begin()
+        self._mesh = None
+        if (ring := open_ring()) is not None:
+            ring.begin(self._rank, self._world_size)
+        recorder = Recorder(ring, "0", _DESCRIPTION, range(self._world_size))
+        return self._wrap(
+            mesh, self._store, self._rank, self._world_size, self._timeout, "0", _DESCRIPTION, recorder
+        ), self._store
+
+    def _subgroup(self, ranks: list[int], timeout: timedelta, name: str, description: str) -> dist.ProcessGroup | None:
+        if self._rank not in ranks:
+            return None
+        store = PrefixStore(f"{name}/", self._store)
+        rank, size = ranks.index(self._rank), len(ranks)
+        mesh, recorder = self._begin_mesh(store, rank, size, timeout), Recorder(open_ring(), name, description, ranks)
+        return self._wrap(mesh, store, rank, size, timeout, name, description, recorder)
+
+    def _begin_mesh(self, store: Store, rank: int, size: int, timeout: timedelta) -> Future[dist.ProcessGroupGloo]:
+        # In a helper thread: gloo waits for a peer that died between its message and its connection until it times out.
+        return begin_breakable(
+            self._breaker,
+            lambda: gloo.connect(store, rank, size, self._address, self._connect_timeout, timeout),
+            "samebits-connect",
+        )
+
+    def _wrap(
+        self,
+        mesh: Future[dist.ProcessGroupGloo],
+        store: Store,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        name: str,
+        description: str,
+        recorder: Recorder,
+    ) -> dist.ProcessGroup:
+        inner = dist.ProcessGroup(store, rank, size)
+        group = BreakableGroup(inner, self._breaker, timeout, self._subgroup, self._refusal, recorder)
+        try:
+            connected = mesh.result()
+        finally:
+            del mesh  # its error's traceback must not lead back to it
+        for one in (inner, group):
+            torch_private.dress_group(one, connected, name, description)
+        return group
+
+    def cut(self) -> None:
+        if self._world_size > 1:
+            gloo.cut(self._endpoints)
+
+    def end(self, *, cuts: bool) -> None:
+        if cuts:
+            self.cut()
+
+
+class _Alone:
+    """The exchange of a world of one."""
+
+    def __init__(self) -> None:
+        self._blob = b""
+
+    def publish(self, blob: bytes) -> None:
+        self._blob = blob
+
+    def wait(self) -> Sequence[bytes]:
+        return [self._blob]
+
+
+def form(
+    device: torch.device,
+    rank: int,
+    world_size: int,
+    exchange: Exchange,
+    *,
+    generation: int,
+    on_breakable: Callable[[Callable[[str], None]], object],
+    **options: Any,
+) -> Group:
+    """Make and form the :class:`Group` of a generation (its arguments, and what its ``form`` raises).
+
+    Args:
+        on_breakable: given the group's ``break_`` before anything is waited for, so that another thread can call it.
+    """
+    group = Group(device, rank, world_size, exchange, name=f"generation {generation}", **options)
+    on_breakable(group.break_)
+    return group.form()
+
+
+def form_alone(device: torch.device, *, refusal: str | None = None, backend: str | None = None) -> Group:
+    """The group of one that is installed from ``samebits.init()`` on, until the first generation's takes its place.
+
+    Args:
+        device: as :class:`Group` has it.
+        backend: as :class:`Group` has it.
+        refusal: as :class:`Group` has it; then a ``DistributedSampler`` that would ask for its size is refused as well.
+    """
+    group = Group(device, 0, 1, _Alone(), name="this process alone", refusal=refusal, backend=backend).form()
+    if refusal is not None:
+        group.refuse_samplers()
+    return group
+
+
+def discard(bags: Sequence[list[Any]], works: list[dist.Work] | None = None) -> None:
+    """Empty the lists, in order, in a thread of their own, after ``works`` have ended.
+
+    Destroying a gloo mesh waits for its threads: some milliseconds, or, where one of them waits for a message that was
+    cut off half-way, until that operation times out.
+    """
+    run_aside(functools.partial(_empty, bags, works or []), "samebits-discard")
+
+
+def _unfinished(groups: Sequence[dist.ProcessGroup]) -> list[dist.Work]:
+    return [work for group in groups if isinstance(group, BreakableGroup) for work in group.unfinished()]
+
+
+def _empty(bags: Sequence[list[Any]], works: list[dist.Work]) -> None:
+    while works:
+        with contextlib.suppress(RuntimeError):  # that it failed is why it is here
+            works[0].wait(_FORGOTTEN_AFTER)
+        if not works[0].is_completed():
+            expect_no_end()
+            with contextlib.suppress(RuntimeError):
+                works[0].wait()
+        del works[0]
+    for bag in bags:
+        while bag:
+            bag.pop(0)

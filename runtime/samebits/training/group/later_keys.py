@@ -1,0 +1,348 @@
+"""Keys that are set after the ranks of a generation have met: rank 0 keeps them, the others ask for them over TCP.
+
+Here live the table with its bounds, the thread that serves it, and the question of one rank. Never here: what the keys
+mean, gloo, the meeting. The one idea: a rank that asks says first the generation's password, 32 random bytes that only
+the members are told (in the one message of their meeting, which the scheduler carries), and a connection that has not
+said it can do nothing but wait: there are a few of those at most, and the oldest makes room for the next. A connection
+carries one question and its answer, so whoever waits for a key holds up nobody else.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any, Final
+
+import msgpack
+import torch.distributed as dist
+
+from samebits.errors import CommunicationError
+from samebits.training.group.breaker import Breaker
+
+__all__ = ["KeyServer", "RemoteKeys"]
+
+PASSWORD_BYTES: Final = 32
+MOST_UNPROVEN: Final = 128
+"""Connections that have not said the password. It comes with the connection, so a member is rarely among them."""
+MAX_QUESTION_BYTES: Final = 1 << 20
+MAX_TABLE_BYTES: Final = 64 << 20  # NCCL's id is 128 bytes, what gloo says for one rank of a subgroup some hundreds
+_BACKLOG = 1024
+_CONNECT_TIMEOUT_S = 30.0
+_AGAIN_S = 0.02  # until a question is asked again that strangers have crowded out
+_LOOK_S = 1.0  # where shutting a listener down does not wake who waits for it
+_READ_BYTES = 1 << 16
+_SIZE = struct.Struct("!I")
+_OWN_ENTRY_BYTES = 100  # what Python needs for an entry besides its bytes
+
+_WAITS = frozenset({"get", "wait"})
+
+
+class _Refused(Exception):
+    """What was asked cannot be done; the text goes to who asked."""
+
+
+class _Table:
+    """What ``torch.distributed.Store`` promises, bounded; ``get`` and ``wait`` where nothing is ``missing``."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._bytes = 0
+
+    def missing(self, keys: list[str]) -> bool:
+        return any(key not in self._values for key in keys)
+
+    def perform(self, what: str, keys: list[str], *words: Any) -> Any:
+        key = keys[0] if keys else ""
+        present = self._values.get(key)
+        match what, words:
+            case "get", ():
+                return present
+            case "wait", ():
+                return None
+            case "check", ():
+                return not self.missing(keys)
+            case "set", (bytes() as value,):
+                return self._put(key, value)
+            case "add", (int() as amount,):
+                total = int(present or b"0") + amount
+                self._put(key, str(total).encode())
+                return total
+            case "append", (bytes() as value,):
+                return self._put(key, (present or b"") + value)
+            case "compare_set", (bytes() as expected, bytes() as desired):
+                return self._compare_set(key, present, expected, desired)
+            case "delete_key", ():
+                self._bytes -= _size(key, self._values.pop(key)) if present is not None else 0
+                return present is not None
+            case "num_keys", ():
+                return len(self._values)
+        raise _Refused(f"there is no {what!r} of {len(words)} words")
+
+    def _compare_set(self, key: str, present: bytes | None, expected: bytes, desired: bytes) -> bytes:
+        if present == expected or (present is None and not expected):
+            self._put(key, desired)
+            return desired
+        return expected if present is None else present
+
+    def _put(self, key: str, value: bytes) -> None:
+        before = self._values.get(key)
+        total = self._bytes + _size(key, value) - (0 if before is None else _size(key, before))
+        if total > MAX_TABLE_BYTES:
+            raise _Refused(f"the keys set so far and {key!r} would take more than {MAX_TABLE_BYTES} bytes")
+        self._values[key], self._bytes = value, total
+
+
+def _size(key: str, value: bytes) -> int:
+    return len(key.encode()) + len(value) + _OWN_ENTRY_BYTES
+
+
+@dataclass(slots=True, eq=False)
+class _Caller:
+    """One connection: what it has said so far, what it waits for, what it is still to be told."""
+
+    connection: socket.socket
+    heard: bytearray = field(default_factory=bytearray)
+    awaits: tuple[str, list[str]] | None = None
+    answer: memoryview | None = None
+
+
+class KeyServer:
+    """Rank 0's table and the thread that serves it, from :meth:`start` on until the generation's breaker is thrown.
+
+    It listens at once: who asks before it serves waits in the kernel.
+
+    Args:
+        address: where it listens: a numeric IP address of this host.
+        breaker: ends it.
+
+    Attributes:
+        address: with the port.
+        password: to be told to the members alone.
+    """
+
+    def __init__(self, address: str, breaker: Breaker) -> None:
+        self.password = secrets.token_bytes(PASSWORD_BYTES)
+        self._table = _Table()
+        self._breaker = breaker
+        self._listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
+        self._listener.bind((address, 0))
+        self._listener.listen(_BACKLOG)
+        self._listener.setblocking(False)
+        self.address = (address, int(self._listener.getsockname()[1]))
+        self._unproven: dict[_Caller, None] = {}  # the oldest first
+        self._waiting: dict[_Caller, None] = {}
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ)
+
+    def start(self) -> None:
+        """Serve, in a thread of its own.
+
+        Raises:
+            GenerationEndedError: the breaker was thrown already; then nothing listens any more.
+        """
+        end: Future[None] = Future()
+        end.add_done_callback(lambda _: self._wake())
+        try:
+            self._breaker.watch(end)
+        except BaseException:
+            self._close()
+            raise
+        threading.Thread(target=self._serve, name=f"keys of {self._breaker.name}", daemon=True).start()
+
+    def _wake(self) -> None:
+        with suppress(OSError):  # its thread has seen the end already, and closed it
+            self._listener.shutdown(socket.SHUT_RDWR)
+
+    def _serve(self) -> None:
+        try:
+            while not self._breaker.broken:
+                for key, _ in self._selector.select(_LOOK_S):
+                    caller: _Caller | None = key.data
+                    if caller is None:
+                        self._accept()
+                    elif caller.connection.fileno() < 0:
+                        continue  # let go a moment ago
+                    elif caller.answer is None:
+                        self._hear(caller)
+                    else:
+                        self._tell(caller)
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        for key in list(self._selector.get_map().values()):
+            assert isinstance(key.fileobj, socket.socket)
+            key.fileobj.close()
+        self._selector.close()
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is left, for which all who are not believed yet must go, or the end has come
+            self._make_room(0)
+            time.sleep(_AGAIN_S)
+            return
+        self._make_room(MOST_UNPROVEN - 1)
+        connection.setblocking(False)
+        caller = _Caller(connection)
+        self._unproven[caller] = None
+        self._selector.register(connection, selectors.EVENT_READ, caller)
+        self._hear(caller)
+
+    def _make_room(self, most: int) -> None:
+        while len(self._unproven) > most:
+            self._let_go(next(iter(self._unproven)))
+
+    def _let_go(self, caller: _Caller) -> None:
+        self._unproven.pop(caller, None)
+        self._waiting.pop(caller, None)
+        self._selector.unregister(caller.connection)
+        caller.connection.close()
+
+    def _hear(self, caller: _Caller) -> None:
+        try:
+            said = caller.connection.recv(_READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            said = b""
+        if not said or caller.awaits is not None:  # it has gone, or says more than one question
+            self._let_go(caller)
+            return
+        caller.heard += said
+        if caller in self._unproven:
+            if len(caller.heard) < PASSWORD_BYTES:
+                return
+            if not hmac.compare_digest(caller.heard[:PASSWORD_BYTES], self.password):
+                self._let_go(caller)
+                return
+            del self._unproven[caller], caller.heard[:PASSWORD_BYTES]
+        self._understand(caller)
+
+    def _understand(self, caller: _Caller) -> None:
+        if len(caller.heard) < _SIZE.size:
+            return
+        (size,) = _SIZE.unpack_from(caller.heard)
+        if size > MAX_QUESTION_BYTES:
+            self._answer(caller, False, f"{size} bytes were said at once, {MAX_QUESTION_BYTES} are allowed")
+        elif len(caller.heard) >= _SIZE.size + size:
+            try:
+                what, keys, *words = msgpack.unpackb(bytes(caller.heard[_SIZE.size : _SIZE.size + size]))
+                if not isinstance(what, str) or not all(isinstance(key, str) for key in keys):
+                    raise _Refused("a question is a word, a list of keys, and what belongs to them")
+                if what in _WAITS and self._table.missing(keys):
+                    caller.awaits = (what, keys)
+                    self._waiting[caller] = None
+                    return
+                self._answer(caller, True, self._table.perform(what, keys, *words))
+            except (_Refused, ValueError, TypeError, msgpack.UnpackException) as error:
+                self._answer(caller, False, f"{type(error).__name__}: {error}")
+            self._answer_waiting()
+
+    def _answer_waiting(self) -> None:
+        for caller in list(self._waiting):
+            assert caller.awaits is not None
+            what, keys = caller.awaits
+            if not self._table.missing(keys):
+                del self._waiting[caller]
+                self._answer(caller, True, self._table.perform(what, keys))
+
+    def _answer(self, caller: _Caller, done: bool, value: Any) -> None:
+        body = msgpack.packb([done, value])
+        caller.answer = memoryview(_SIZE.pack(len(body)) + body)
+        self._selector.modify(caller.connection, selectors.EVENT_WRITE, caller)
+        self._tell(caller)
+
+    def _tell(self, caller: _Caller) -> None:
+        assert caller.answer is not None
+        try:
+            caller.answer = caller.answer[caller.connection.send(caller.answer) :]
+        except BlockingIOError:
+            return
+        except OSError:
+            caller.answer = caller.answer[:0]
+        if not caller.answer:
+            self._let_go(caller)
+
+
+class RemoteKeys:
+    """Rank 0's table as any rank sees it; each call is one connection.
+
+    Args:
+        address: the server's, with the port.
+        password: the server's.
+    """
+
+    def __init__(self, address: tuple[str, int], password: bytes) -> None:
+        self.address = address
+        self._password = password
+
+    @property
+    def words(self) -> list[str | int | bytes]:
+        """What another rank needs: the host, the port, the password."""
+        return [*self.address, self._password]
+
+    @classmethod
+    def from_words(cls, words: list[Any]) -> RemoteKeys:
+        """The reverse of :attr:`words`."""
+        host, port, password = words
+        return cls((host, port), password)
+
+    def ask(self, timeout: timedelta, what: str, keys: list[str], *words: bytes | int) -> Any:
+        """The answer to one question; ``get`` and ``wait`` are answered once their keys are there.
+
+        Raises:
+            CommunicationError: rank 0 is not there (any longer), or does not do what was asked.
+            DistStoreError: torch's, where no answer came within ``timeout``.
+        """
+        body = msgpack.packb([what, keys, *words])
+        question = self._password + _SIZE.pack(len(body)) + body
+        deadline = time.monotonic() + timeout.total_seconds()
+        while True:
+            try:
+                answer = self._once(question, deadline)
+            except TimeoutError:
+                raise dist.DistStoreError(f"no {what} of {', '.join(keys)} within {timeout}") from None
+            except OSError as error:
+                raise CommunicationError(f"rank 0, which keeps the keys set later, does not answer: {error}") from error
+            if answer is not None:
+                break
+            time.sleep(_AGAIN_S)  # crowded out before it was heard, so nothing was done
+        done, value = msgpack.unpackb(answer)
+        if not done:
+            raise CommunicationError(f"rank 0 does not do {what} of {', '.join(keys)}: {value}")
+        return value
+
+    def _once(self, question: bytes, deadline: float) -> bytes | None:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError
+        with socket.create_connection(self.address, min(_CONNECT_TIMEOUT_S, left_s)) as connection:
+            connection.settimeout(left_s)
+            try:
+                connection.sendall(question)
+                head = _read(connection, _SIZE.size)
+                return None if head is None else _read(connection, _SIZE.unpack(head)[0])
+            except (ConnectionResetError, BrokenPipeError):
+                return None
+
+
+def _read(connection: socket.socket, size: int) -> bytes | None:
+    found = bytearray()
+    while len(found) < size:
+        part = connection.recv(size - len(found))
+        if not part:
+            return None
+        found += part
+    return bytes(found)

@@ -1,0 +1,115 @@
+"""What one process group launches, written into the process's ring of collectives.
+
+Here lives what of a call's arguments is kept. Never here: the ring, or who reads it (``store.collective_ring``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from samebits.store.collective_ring import DTYPES, NOBODY, OPS, OTHER_DTYPE, CollectiveRing
+from samebits.training.group.calling_place import calling_frame
+
+__all__ = ["Recorder"]
+
+_NAMES = {
+    "allreduce": "all_reduce",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "allgather": "all_gather",
+    "_allgather_base": "_all_gather_base",
+    "allgather_into_tensor_coalesced": "all_gather_into_tensor_coalesced",
+    "reduce_scatter": "reduce_scatter",
+    "_reduce_scatter_base": "_reduce_scatter_base",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter_tensor_coalesced",
+    "gather": "gather",
+    "scatter": "scatter",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all_single",
+    "barrier": "barrier",
+    "allreduce_coalesced": "allreduce_coalesced",
+    "allgather_coalesced": "ALLGATHER_coalesced",
+    "all_gather_single": "all_gather_single",
+    "all_gather_single_coalesced": "ALLGATHER_coalesced",
+    "reduce_scatter_single": "reduce_scatter_single",
+    "reduce_scatter_single_coalesced": "REDUCE_SCATTER_coalesced",
+}
+"""Of the methods of a process group."""
+_OPS = {method: OPS.index(name) for method, name in _NAMES.items()}
+_SEND, _RECEIVE = OPS.index("send"), OPS.index("recv")
+_DTYPES = {getattr(torch, name): at for at, name in enumerate(DTYPES) if hasattr(torch, name)}
+_IN_PLACE = {"allreduce", "broadcast", "reduce", "allreduce_coalesced"}
+
+
+class Recorder:
+    """Of one group.
+
+    Args:
+        ring: the process's; None: nothing is kept.
+        name, description: as torch has them.
+        ranks: its members, as the generation counts them.
+    """
+
+    __slots__ = ("_group", "_pairwise", "_ring")
+
+    def __init__(self, ring: CollectiveRing | None, name: str, description: str, ranks: Sequence[int]) -> None:
+        group = None if ring is None else ring.add_group(name, description, ranks)
+        self._ring, self._group = (None, 0) if group is None else (ring, group)
+        self._pairwise: dict[tuple[int, int], int] = {}  # op and peer → how many
+
+    def launched(self, method: str, sequence: int, args: Sequence[Any]) -> int | None:
+        """A collective was launched by this method with these arguments; a number for :meth:`over`."""
+        op = _OPS.get(method)
+        if self._ring is None or op is None:
+            return None
+        output = _shape_of(args[0]) if args else _NOTHING
+        given = output if method in _IN_PLACE or len(args) < 2 else _shape_of(args[1])
+        return self._ring.launch(self._group, sequence, op, *given, *output, NOBODY, _place(self._ring))
+
+    def launched_pairwise(self, method: str, args: Sequence[Any]) -> int | None:
+        """The same of a send or receive."""
+        if self._ring is None or not args:
+            return None
+        op, peer, sequence = _SEND if method == "send" else _RECEIVE, NOBODY, 0
+        if method != "recv_anysource" and len(args) > 1:
+            peer, sequence = args[1], self._next(op, args[1])
+        shape = _shape_of(args[0])
+        return self._ring.launch(self._group, sequence, op, *shape, *shape, peer, _place(self._ring))
+
+    def named_sender(self, number: int | None, peer: int) -> None:
+        """Whom a receive from anybody was from."""
+        if number is not None and self._ring is not None:
+            self._ring.name_sender(number, peer, self._next(_RECEIVE, peer))
+
+    def _next(self, op: int, peer: int) -> int:
+        self._pairwise[op, peer] = number = self._pairwise.get((op, peer), 0) + 1
+        return number
+
+    def over(self, number: int | None) -> None:
+        """It is."""
+        if number is not None and self._ring is not None:
+            self._ring.end(number)
+
+
+def _place(ring: CollectiveRing) -> int:
+    frame = calling_frame(3)  # beyond this module
+    return 0 if frame is None else ring.place_of(frame)
+
+
+_NOTHING: tuple[Sequence[int], int] = ((), OTHER_DTYPE)
+
+
+def _shape_of(value: Any) -> tuple[Sequence[int], int]:
+    """The shape of the one tensor in it; of several, how many elements they have; and the first one's dtype."""
+    while type(value) in (list, tuple) and len(value) == 1:
+        value = value[0]
+    if isinstance(value, torch.Tensor):
+        return value.shape, _DTYPES.get(value.dtype, OTHER_DTYPE)
+    if type(value) not in (list, tuple) or not value:
+        return _NOTHING  # options
+    parts = [_shape_of(one) for one in value]
+    return (sum(torch.Size(shape).numel() for shape, _ in parts),), parts[0][1]

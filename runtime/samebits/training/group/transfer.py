@@ -1,0 +1,192 @@
+"""Bytes between ranks of one group: a restore point from its holder to those who lack it, and a few numbers to all.
+
+Over the generation's group, so that a lost peer ends a transfer the way it ends any collective. A point goes in pieces:
+while one travels the next is made ready on one side, and the one before is put in its place on the other.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from samebits.commands import spelled
+from samebits.errors import CheckpointError, LayoutError
+from samebits.store.checkpoint import MAX_PREFACE_BYTES, Checkpoint, Incoming, Outgoing, sizes_of
+
+_AT_ONCE = 2  # pieces on their way; each has a tag of its own
+_OPENING_TAG = _AT_ONCE
+_OPENING_BYTES = 64 * 1024
+"""The first message, always of this size, so that a state of few tensors is described in it and costs one journey."""
+_LENGTH = struct.Struct("<Q")
+
+
+def send(point: Outgoing, ranks: Sequence[int], meanwhile: Callable[[], object], device: torch.device) -> None:
+    """Send the point to each of the ranks, which call ``receive``, all of them piece by piece.
+
+    Args:
+        point: what is sent.
+        ranks: of the receivers.
+        meanwhile: called while the first pieces are on their way.
+        device: this process's.
+    """
+    preface = bytearray(_LENGTH.pack(len(point.preface)) + point.preface).ljust(_OPENING_BYTES, b"\0")
+    opening = torch.frombuffer(preface, dtype=torch.uint8).to(device)
+    parts = [part for part in (opening[:_OPENING_BYTES], opening[_OPENING_BYTES:]) if part.numel()]
+    opened = [dist.isend(part, rank, tag=_OPENING_TAG) for part in parts for rank in ranks]
+    sizes = sizes_of(point.data_bytes)
+    buffers = _buffers(sizes, torch.device("cpu"))
+
+    def launch(number: int) -> tuple[torch.Tensor, list[dist.Work | None]]:
+        piece = buffers[number % _AT_ONCE][: sizes[number]]
+        point.fill(piece.numpy().data)
+        sent = piece.to(device)
+        return sent, [dist.isend(sent, rank, tag=number % _AT_ONCE) for rank in ranks]
+
+    travelling = deque(launch(number) for number in range(min(_AT_ONCE, len(sizes))))
+    meanwhile()
+    for number in range(_AT_ONCE, len(sizes)):
+        _arrive(travelling.popleft()[1])
+        travelling.append(launch(number))
+    for _, works in travelling:
+        _arrive(works)
+    _arrive(opened)
+
+
+def receive(
+    source: int,
+    begin: Callable[[memoryview], Incoming],
+    meanwhile: Callable[[Incoming], object],
+    device: torch.device,
+) -> Checkpoint:
+    """The point that ``source`` sends.
+
+    Args:
+        source: a rank.
+        begin: given the preface; where the pieces are to go.
+        meanwhile: called while the first of them are on their way.
+        device: this process's.
+
+    Raises:
+        CheckpointError: what came is not what was sent.
+    """
+    incoming = begin(_preface_from(source, device))
+    sizes = sizes_of(incoming.data_bytes)
+    buffers = _buffers(sizes, device)
+
+    def ask(number: int) -> tuple[torch.Tensor, list[dist.Work | None]]:
+        piece = buffers[number % _AT_ONCE][: sizes[number]]
+        return piece, [dist.irecv(piece, source, tag=number % _AT_ONCE)]
+
+    travelling = deque(ask(number) for number in range(min(_AT_ONCE, len(sizes))))
+    meanwhile(incoming)
+    for number in range(len(sizes)):
+        piece, works = travelling.popleft()
+        _arrive(works)
+        incoming.take(piece.cpu().numpy().data)
+        if number + _AT_ONCE < len(sizes):
+            travelling.append(ask(number + _AT_ONCE))
+    return incoming.point()
+
+
+def _preface_from(source: int, device: torch.device) -> memoryview:
+    opening = torch.empty(_OPENING_BYTES, dtype=torch.uint8, device=device)
+    dist.recv(opening, source, tag=_OPENING_TAG)
+    (size_bytes,) = _LENGTH.unpack_from(opening.cpu().numpy().data)
+    if size_bytes > MAX_PREFACE_BYTES:
+        raise CheckpointError(f"rank {source} announces a point whose description has {size_bytes} bytes")
+    end = _LENGTH.size + size_bytes
+    if end > _OPENING_BYTES:
+        rest = torch.empty(end - _OPENING_BYTES, dtype=torch.uint8, device=device)
+        dist.recv(rest, source, tag=_OPENING_TAG)
+        opening = torch.cat([opening, rest])
+    return opening.cpu().numpy().data[_LENGTH.size : end]
+
+
+def _buffers(sizes: Sequence[int], device: torch.device) -> list[torch.Tensor]:
+    return [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes[:_AT_ONCE]]
+
+
+def _arrive(works: Sequence[dist.Work | None]) -> None:
+    for work in works:
+        assert work is not None, "all of these ranks are in the group"
+        work.wait()
+
+
+def broadcast(packed: memoryview | None, source: int, device: torch.device) -> memoryview:
+    """The bytes of ``source`` on every rank; ``packed`` is given there and nowhere else."""
+    size = torch.tensor([0 if packed is None else len(packed)], dtype=torch.int64, device=device)
+    dist.broadcast(size, source)
+    if packed is None:
+        content = torch.empty(int(size.item()), dtype=torch.uint8, device=device)
+    else:
+        content = torch.frombuffer(packed, dtype=torch.uint8).to(device)
+    dist.broadcast(content, source)
+    return memoryview(content.cpu().numpy().data)
+
+
+def tell(numbers: Sequence[int], source: int, device: torch.device) -> list[int]:
+    """The 64-bit numbers of ``source`` on every rank; the others give as many, of any value."""
+    told = torch.tensor(list(numbers), dtype=torch.int64, device=device)
+    dist.broadcast(told, source)
+    return [int(one) for one in told.tolist()]
+
+
+def gather(number: int, device: torch.device) -> list[int]:
+    """The 64-bit number of every rank, in their order."""
+    return begin_gather(number, device)()
+
+
+def begin_gather(number: int, device: torch.device) -> Callable[[], list[int]]:
+    """Begin to :func:`gather`; what comes back waits for the others' numbers. A collective, in its order here."""
+    mine = torch.tensor([number], dtype=torch.int64, device=device)
+    gathered = [torch.zeros_like(mine) for _ in range(dist.get_world_size())]
+    work = dist.all_gather(gathered, mine, async_op=True)
+
+    def finish() -> list[int]:
+        _arrive([work])
+        return [int(one.item()) for one in gathered]
+
+    return finish
+
+
+def require_equal(digests: Sequence[int], what: str) -> None:
+    """Compare what every rank has given.
+
+    Raises:
+        LayoutError: it differs; the message names the ranks that differ from rank 0.
+    """
+    different = [rank for rank, one in enumerate(digests) if one != digests[0]]
+    if different:
+        raise LayoutError(
+            f"{what} of rank {', '.join(map(str, different))} differs from rank 0's: training on would diverge "
+            f"silently. Start the job anew with `{spelled('run', '--fresh')}`, and report this with the logs"
+        )
+
+
+def send_bytes(packed: bytearray, rank: int, device: torch.device) -> None:
+    """Send these bytes, at least one, to a rank, which calls :func:`receive_bytes`."""
+    assert packed, "there is something to send"
+    size = torch.tensor([len(packed)], dtype=torch.int64, device=device)
+    content = torch.frombuffer(packed, dtype=torch.uint8).to(device)
+    for part in (size, content):
+        _arrive([dist.isend(part, rank, tag=_OPENING_TAG)])
+
+
+def receive_bytes(source: int, most_bytes: int, device: torch.device) -> memoryview:
+    """The bytes that a rank sends with :func:`send_bytes`.
+
+    Raises:
+        CheckpointError: more are announced than may be.
+    """
+    size = torch.zeros(1, dtype=torch.int64, device=device)
+    _arrive([dist.irecv(size, source, tag=_OPENING_TAG)])
+    size_bytes = int(size.item())
+    if not 0 < size_bytes <= most_bytes:
+        raise CheckpointError(f"rank {source} announces {size_bytes} bytes")
+    content = torch.empty(size_bytes, dtype=torch.uint8, device=device)
+    _arrive([dist.irecv(content, source, tag=_OPENING_TAG)])
+    return memoryview(content.cpu().numpy().data)

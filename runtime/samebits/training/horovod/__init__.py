@@ -1,0 +1,60 @@
+"""Horovod's names for PyTorch, as thin faces over ours: what ``samebits.horovod`` shows.
+
+Here live the names, one module for each group of them. Never here: a second way of doing anything. The one idea: a
+script written for ``horovod.torch`` keeps its calls, and each call means what ``samebits`` means by it.
+"""
+
+from __future__ import annotations
+
+from samebits.errors import CommunicationError as HorovodInternalError
+from samebits.errors import HostsUpdatedInterrupt
+from samebits.training.horovod import elastic
+from samebits.training.horovod.collectives import (
+    Average,
+    Compression,
+    Max,
+    Min,
+    ReduceOp,
+    Sum,
+    allgather,
+    allgather_object,
+    allreduce,
+    allreduce_,
+    barrier,
+    broadcast,
+    broadcast_,
+    broadcast_object,
+)
+from samebits.training.horovod.optimizer import DistributedOptimizer
+from samebits.training.horovod.parameters import broadcast_optimizer_state, broadcast_parameters
+from samebits.training.horovod.world import init, is_initialized, local_rank, local_size, rank, shutdown, size
+
+__all__ = [
+    "Average",
+    "Compression",
+    "DistributedOptimizer",
+    "HorovodInternalError",
+    "HostsUpdatedInterrupt",
+    "Max",
+    "Min",
+    "ReduceOp",
+    "Sum",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "elastic",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "rank",
+    "shutdown",
+    "size",
+]

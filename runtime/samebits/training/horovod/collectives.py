@@ -1,0 +1,205 @@
+"""Tensors and plain values between all ranks: ``hvd.allreduce``, ``allgather``, ``broadcast`` and their object forms.
+
+All run on the default group of the present generation, so a lost peer ends each of them, and nothing is kept from one
+generation to the next. Never here: parameters and optimizers. The one idea: a reduction sums in the group's own order,
+which is the same in every run of the same world size, and divides afterwards. No gradient passes through any of them:
+a tensor that is to have one is refused, because a loss would train on without part of it.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from samebits.errors import CheckpointError, UsageError
+from samebits.store.checkpoint.format import tree as plain
+from samebits.store.checkpoint.format.tensor_part import TensorPart
+from samebits.training.group import transfer
+from samebits.training.horovod import world
+from samebits.training.process import context
+from samebits.training.state import snapshot
+
+
+class ReduceOp(enum.Enum):
+    """How the ranks' tensors become one."""
+
+    AVERAGE = "Average"
+    SUM = "Sum"
+    MIN = "Min"
+    MAX = "Max"
+
+
+Average, Sum, Min, Max = ReduceOp.AVERAGE, ReduceOp.SUM, ReduceOp.MIN, ReduceOp.MAX
+
+_TORCH_OPS = {Average: dist.ReduceOp.SUM, Sum: dist.ReduceOp.SUM, Min: dist.ReduceOp.MIN, Max: dist.ReduceOp.MAX}
+
+
+class NoneCompressor:
+    """Sends tensors as they are."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        """What is sent, and the dtype to come back to."""
+        return tensor, tensor.dtype
+
+    @staticmethod
+    def decompress(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """What was received, in the dtype it had."""
+        return tensor.to(dtype)
+
+
+class FP16Compressor(NoneCompressor):
+    """Sends floating point tensors in 16 bits."""
+
+    @staticmethod
+    def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.dtype]:
+        """What is sent, and the dtype to come back to."""
+        return (tensor.half() if tensor.is_floating_point() else tensor), tensor.dtype
+
+
+class Compression:
+    """The ways to send a tensor."""
+
+    none = NoneCompressor
+    fp16 = FP16Compressor
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[NoneCompressor] = Compression.none,
+    op: ReduceOp | None = None,
+) -> torch.Tensor:
+    """The average (sum, least, greatest) over all ranks, element by element, in a new tensor without a gradient.
+
+    Args:
+        average: Horovod's older way to say ``op``: whether to average or to sum.
+        name: not needed, the order of calls is enough.
+
+    Raises:
+        UsageError: the tensor requires a gradient, and Horovod's call would give it one.
+    """
+    _refuse_gradient("allreduce", "all_reduce", tensor)
+    return allreduce_(tensor.detach().clone(), average, name, compression, op)
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: type[NoneCompressor] = Compression.none,
+    op: ReduceOp | None = None,
+) -> torch.Tensor:
+    """As :func:`allreduce`, in place. An average of integers is rounded towards zero."""
+    del name
+    if op is None:
+        op = Sum if average is False else Average
+    with torch.no_grad():
+        sent, dtype = compression.compress(tensor.contiguous())
+        dist.all_reduce(sent, op=_TORCH_OPS[op])
+        if sent is not tensor:
+            tensor.copy_(compression.decompress(sent, dtype))
+        if op is Average:
+            tensor.div_(world.size(), rounding_mode=None if tensor.is_floating_point() else "trunc")
+    return tensor
+
+
+def allgather(tensor: torch.Tensor, name: str | None = None) -> torch.Tensor:
+    """All ranks' tensors, one after the other along the first dimension, which may differ between ranks.
+
+    Raises:
+        UsageError: as for :func:`allreduce`.
+    """
+    del name
+    _refuse_gradient("allgather", "all_gather", tensor)
+    tensor = tensor.detach().contiguous()
+    lengths = transfer.gather(tensor.shape[0], tensor.device)
+    padded = tensor.new_zeros((max(lengths), *tensor.shape[1:]))
+    padded[: tensor.shape[0]] = tensor
+    gathered = [torch.empty_like(padded) for _ in lengths]
+    dist.all_gather(gathered, padded)
+    return torch.cat([one[:length] for one, length in zip(gathered, lengths, strict=True)])
+
+
+def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+    """The root's tensor, in a new one.
+
+    Raises:
+        UsageError: as for :func:`allreduce`.
+    """
+    _refuse_gradient("broadcast", "broadcast", tensor)
+    return broadcast_(tensor.detach().clone(), root_rank, name)
+
+
+def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None) -> torch.Tensor:
+    """As :func:`broadcast`, in place."""
+    del name
+    with torch.no_grad():
+        sent = tensor.contiguous()
+        dist.broadcast(sent, world.root(root_rank))
+        if sent is not tensor:
+            tensor.copy_(sent)
+    return tensor
+
+
+def _refuse_gradient(call: str, function: str, tensor: torch.Tensor) -> None:
+    """For the calls that are autograd functions in Horovod; those in place are not, and are made on parameters."""
+    if tensor.requires_grad and torch.is_grad_enabled():
+        raise UsageError(
+            f"hvd.{call} gives no gradient, and this tensor requires one: call it on tensor.detach() or under "
+            "torch.no_grad(), or, where a loss depends on what it returns, use "
+            f"torch.distributed.nn.functional.{function}"
+        )
+
+
+def barrier() -> None:
+    """Return when every rank has called it."""
+    dist.barrier()
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None) -> Any:
+    """The root's value. It travels as msgpack, never pickled: numbers, texts, bytes, lists, tuples, dicts and tensors.
+
+    Raises:
+        UsageError: the root's value holds something else.
+    """
+    del name
+    root = world.root(root_rank)
+    packed = pack(obj, "hvd.broadcast_object") if world.rank() == root else None
+    return unpack(transfer.broadcast(packed, root, context.current("hvd.broadcast_object").device))
+
+
+def allgather_object(obj: Any, name: str | None = None) -> list[Any]:
+    """Every rank's value, in the order of ranks; of the kinds that :func:`broadcast_object` takes."""
+    del name
+    device = context.current("hvd.allgather_object").device
+    packed = torch.frombuffer(pack(obj, "hvd.allgather_object"), dtype=torch.uint8).to(device)
+    lengths = transfer.gather(len(packed), device)
+    gathered = allgather(packed).cpu().split(lengths)
+    return [unpack(memoryview(one.numpy().data)) for one in gathered]
+
+
+def pack(obj: Any, call: str) -> memoryview:
+    """A value as bytes for another rank."""
+    try:
+        tree, parts = snapshot.split(obj, "object")
+        named = [(one.name, one.dtype, one.shape, bytes(one.data)) for one in parts]
+        return memoryview(bytearray(plain.encode({"tree": tree, "parts": named})))
+    except CheckpointError as error:
+        raise UsageError(
+            f"{call} sends plain values and tensors, nothing that would have to be pickled: {error}"
+        ) from None
+
+
+def unpack(packed: memoryview) -> Any:
+    """The inverse of :func:`pack`."""
+    content: Any = plain.decode(bytes(packed))
+    parts = [
+        TensorPart(name, dtype, tuple(shape), memoryview(bytearray(data)))
+        for name, dtype, shape, data in content["parts"]
+    ]
+    return snapshot.join(content["tree"], {one.name: one for one in parts})

@@ -1,0 +1,46 @@
+"""A model's and an optimizer's state from one rank to all: ``hvd.broadcast_parameters``, ``broadcast_optimizer_state``.
+
+Never here: recovery, which needs neither. The one idea: before ``elastic.run`` both do nothing, because the first thing
+a generation does is to make every rank's state rank 0's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from samebits.errors import UsageError
+from samebits.training.group import transfer
+from samebits.training.horovod import collectives, world
+from samebits.training.process import context
+from samebits.training.state.handlers import OptimizerHandler
+
+
+def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], root_rank: int = 0) -> None:
+    """Make these tensors the root's on every rank: ``model.state_dict()`` or ``model.named_parameters()``.
+
+    Before ``elastic.run`` it has no effect: the state that is given to it is made equal there.
+    """
+    items = params.items() if isinstance(params, Mapping) else list(params)
+    wrong = [name for name, one in items if one is not None and not isinstance(one, torch.Tensor)]
+    if wrong:
+        raise UsageError(f"hvd.broadcast_parameters: {', '.join(wrong)} is no tensor; use hvd.broadcast_object for it")
+    if not world.has_group():
+        return
+    for _, tensor in sorted(items, key=lambda item: item[0]):
+        if tensor is not None:
+            collectives.broadcast_(tensor, root_rank)
+
+
+def broadcast_optimizer_state(optimizer: torch.optim.Optimizer, root_rank: int = 0) -> None:
+    """Make the optimizer's state the root's on every rank, without a step; before ``elastic.run`` it has no effect."""
+    if not world.has_group():
+        return
+    handler, root = OptimizerHandler(optimizer), world.root(root_rank)
+    is_root = world.rank() == root
+    packed = collectives.pack(handler.contents(), "hvd.broadcast_optimizer_state") if is_root else None
+    received = transfer.broadcast(packed, root, context.current("hvd.broadcast_optimizer_state").device)
+    if not is_root:
+        handler.load(collectives.unpack(received))

@@ -1,0 +1,158 @@
+"""``Fabric`` as Lightning has it, whose processes are the workers of this job.
+
+Here live Fabric, the strategy that starts no processes of its own, and its training loader. Never here: what a state or
+a sampler is. The one idea: Lightning asks its environment for a place and its strategy for a wrapper; ours answer with
+the seat or the generation, and with a DistributedDataParallel on the group that is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import lightning.fabric
+import torch
+import torch.distributed as dist
+from lightning.fabric.strategies import DDPStrategy
+from lightning.fabric.utilities.apply_func import move_data_to_device
+from torch.utils.data import DataLoader, DistributedSampler
+
+from samebits.errors import UsageError
+from samebits.service import log
+from samebits.training.group.calling_place import calling_place
+from samebits.training.integrations.following_state import FollowingState, numbered
+from samebits.training.integrations.lightning_seat import seat, take_place
+from samebits.training.integrations.training_loader import batches_of, elastic_parts, is_for_training
+from samebits.training.process import context
+from samebits.training.state.torch_state import TorchState
+
+__all__ = ["Fabric", "SameBitsStrategy"]
+
+
+class Fabric(lightning.fabric.Fabric):
+    """Lightning's own, made after ``samebits.init()``; ``elastic_state()`` is what the next step depends on.
+
+    A loader that shuffles, or that was given an :class:`samebits.ElasticSampler`, is a training loader: it goes on in
+    the middle of an epoch after a loss. All other loaders are Lightning's. ``launch()`` starts no processes.
+
+    Raises:
+        UsageError: ``samebits.init()`` was not called, or another strategy than DDP is asked for.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        context.current("samebits.integrations.lightning.Fabric()")
+        strategy = kwargs.pop("strategy", "auto")
+        if not isinstance(strategy, SameBitsStrategy):
+            if strategy not in ("auto", "ddp"):
+                raise UsageError(
+                    f"Fabric(strategy={strategy!r}): expected none, 'ddp' or a SameBitsStrategy, which is Lightning's "
+                    "DDPStrategy and takes its arguments. Fix: leave strategy out"
+                )
+            strategy = SameBitsStrategy()
+        self._training_loaders: list[_TrainingLoader] = []
+        self._divided: list[DistributedSampler[Any]] = []  # by Lightning, for this process's place
+        super().__init__(strategy=strategy, **kwargs)
+
+    def _setup_dataloader(self, dataloader: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_for_training(dataloader):
+            prepared = super()._setup_dataloader(dataloader, *args, **kwargs)
+            if isinstance(prepared.sampler, DistributedSampler):
+                self._divided.append(prepared.sampler)
+            return prepared
+        to_device = kwargs.get("move_to_device", True)
+        loader = _TrainingLoader(dataloader, self.device if to_device else None)
+        self._training_loaders.append(loader)
+        return loader
+
+    def elastic_state(self, **attributes: Any) -> TorchState:
+        """What ``setup()`` gave back, as you would give it to ``fabric.save``, with the loaders' positions, as a state.
+
+        Args:
+            attributes: ``model=model, optimizer=optimizer, epoch=0`` and whatever else the next step depends on; and
+                the arguments of :class:`samebits.elastic.TorchState`, whose ``rng`` is ``"per_step"`` here, with the
+                seed that was given to ``seed_everything``.
+
+        Raises:
+            UsageError: no training loader was set up.
+        """
+        if not self._training_loaders:
+            raise UsageError(
+                "Fabric.elastic_state(): no loader was set up whose position could be kept. Fix: set up a DataLoader "
+                "with shuffle=True or with sampler=samebits.ElasticSampler(data, shuffle=False), or make the state by "
+                "yourself with samebits.elastic.TorchState"
+            )
+        samplers = numbered("sampler", [one.elastic_sampler for one in self._training_loaders])
+        return FollowingState(self._follow, **samplers, **attributes)
+
+    def _follow(self) -> None:
+        take_place(self._divided)
+
+    @contextlib.contextmanager
+    def rank_zero_first(self, local: bool = False) -> Iterator[None]:
+        """As Lightning's own; before ``elastic.run`` nobody waits for anybody."""
+        with contextlib.nullcontext() if _is_early("rank_zero_first") else super().rank_zero_first(local):
+            yield
+
+    def barrier(self, name: str | None = None) -> None:
+        """As Lightning's own; before ``elastic.run`` nobody waits for anybody."""
+        if not _is_early("barrier"):
+            super().barrier(name)
+
+
+class SameBitsStrategy(DDPStrategy):
+    """Lightning Fabric's DDP, in processes that are there already.
+
+    Args:
+        kwargs: as ``lightning.fabric.strategies.DDPStrategy`` has them.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(cluster_environment=seat(), **kwargs)
+
+    @property
+    def root_device(self) -> torch.device:
+        """The one that ``samebits.init()`` chose."""
+        return context.current("Fabric()").device
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """How Lightning divides the samples of loaders that are not for training; a spare's rank is put right later."""
+        return {"num_replicas": self.world_size, "rank": self.global_rank % self.world_size}
+
+    def _configure_launcher(self) -> None:
+        self._launcher = None  # nothing is to be started
+
+    def _setup_distributed(self) -> None:
+        self._set_world_ranks()
+        if not dist.is_initialized():  # ENABLE_RECOVERY=0
+            dist.init_process_group()
+
+    def _set_world_ranks(self) -> None:
+        take_place()
+
+
+class _TrainingLoader:
+    """What Fabric makes of a loader, over an :class:`ElasticSampler`."""
+
+    def __init__(self, loader: DataLoader[Any], device: torch.device | None) -> None:
+        self.elastic_sampler, parts = elastic_parts(loader)
+        self.device = device
+        self._loader: DataLoader[Any] = DataLoader(loader.dataset, **parts)
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in batches_of(self._loader, self.elastic_sampler):
+            yield batch if self.device is None else move_data_to_device(batch, self.device)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+def _is_early(call: str) -> bool:
+    is_early = context.current(f"Fabric.{call}()").generation is None
+    if is_early:
+        log.say(f"{calling_place()}: {call}() before elastic.run does not wait: a process may come at any time")
+    return is_early

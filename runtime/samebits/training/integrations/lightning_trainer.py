@@ -1,0 +1,319 @@
+"""``Trainer`` as Lightning has it, whose fit goes on from the last commit after a loss.
+
+Here live the Trainer, its strategy, and what of its progress belongs to a commit. Never here: places and wrappers,
+which are Fabric's integration. The one idea: a commit comes right before the next batch is fetched, so that whatever
+follows from a step (an evaluation, early stopping, the end of an epoch) belongs to that step, and is done again with it
+where a loss interrupts it.
+
+What is relied on of Lightning's private parts: the two loops of ``fit()``, their counters, and that they ask
+``restarted_mid_epoch`` whether an epoch has begun already.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch import Trainer as LightningTrainer
+from lightning.pytorch.loops.fit_loop import _FitLoop
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer import call
+from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
+from lightning.pytorch.trainer.states import RunningStage, TrainerFn
+from lightning.pytorch.utilities.seed import isolate_rng
+from torch.utils.data import DataLoader, DistributedSampler
+
+from samebits.errors import UsageError
+from samebits.training import elastic
+from samebits.training.integrations.following_state import FollowingState, numbered
+from samebits.training.integrations.lightning_seat import seat, take_place
+from samebits.training.integrations.training_loader import batches_left, batches_of, elastic_parts, is_for_training
+from samebits.training.process import context
+from samebits.training.state.checkpoint_config import CheckpointConfig
+from samebits.training.state.torch_state import TorchState
+
+__all__ = ["Trainer", "TrainerStrategy"]
+
+
+class Trainer(LightningTrainer):
+    """Lightning's own; ``fit()`` is the training function, and every optimizer step ends with a commit.
+
+    A training loader that shuffles, or that was given an :class:`samebits.ElasticSampler`, goes on in the middle of an
+    epoch after a loss. ``on_train_start`` and ``on_train_epoch_start`` are called again then, and what a module logs
+    for a whole epoch is the average since then.
+
+    Args:
+        checkpoint: how often the state is saved. Lightning's own checkpoints are left alone and not needed.
+        kwargs: as Lightning has them.
+
+    Raises:
+        UsageError: ``samebits.init()`` was not called, or what cannot be carried through is asked for.
+    """
+
+    def __init__(self, *, checkpoint: CheckpointConfig | None = None, **kwargs: Any) -> None:
+        context.current("samebits.integrations.lightning.Trainer()")
+        strategy = kwargs.pop("strategy", "auto")
+        if not isinstance(strategy, TrainerStrategy):
+            if strategy not in ("auto", "ddp"):
+                raise _not_carried(
+                    f"strategy={strategy!r}",
+                    "leave it out, or give a TrainerStrategy, which takes DDPStrategy's arguments",
+                )
+            strategy = TrainerStrategy()
+        self._checkpoint = checkpoint
+        self._elastic: TorchState | None = None
+        self._training_loaders: list[_EpochLoader] = []
+        self._divided: list[DistributedSampler[Any]] = []  # by Lightning, for this process's place
+        super().__init__(strategy=strategy, **kwargs)
+        if self.reload_dataloaders_every_n_epochs:
+            raise _not_carried(
+                "reload_dataloaders_every_n_epochs", "let the data set choose its samples by the sampler's epoch"
+            )
+        self.fit_loop.__class__ = _Epochs  # they have the same attributes
+        self.fit_loop.epoch_loop.__class__ = _Batches
+        self._lightnings_loader = self._data_connector._prepare_dataloader
+        self._data_connector._prepare_dataloader = self._prepare_dataloader
+        # A signal that asks a worker to leave is heard by the runtime; Lightning's handler would broadcast in it.
+        self._signal_connector.register_signal_handlers = lambda: None
+
+    def fit(self, *args: Any, ckpt_path: Any = None, **kwargs: Any) -> None:
+        """As Lightning's own; a job goes on by itself.
+
+        Raises:
+            UsageError: ``ckpt_path`` is given, or no training loader has a position that can be kept.
+        """
+        if ckpt_path is not None:
+            raise _not_carried("fit(ckpt_path=…)", "leave it out: a job goes on by itself")
+        super().fit(*args, **kwargs)
+
+    def _prepare_dataloader(self, dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
+        if mode is not RunningStage.TRAINING:
+            prepared = self._lightnings_loader(dataloader, shuffle, mode)
+            if isinstance(getattr(prepared, "sampler", None), DistributedSampler):
+                self._divided.append(prepared.sampler)
+            return prepared
+        if not is_for_training(dataloader):
+            raise _not_carried(
+                f"a training loader with a {type(getattr(dataloader, 'sampler', dataloader)).__name__}, which has no "
+                "position that could be kept,",
+                "give a DataLoader with shuffle=True or with sampler=samebits.ElasticSampler(data, shuffle=False)",
+            )
+        loader = _EpochLoader(dataloader)
+        self._training_loaders.append(loader)
+        return loader
+
+    def _run_stage(self) -> Any:
+        if self.state.fn is not TrainerFn.FITTING:
+            return super()._run_stage()
+        self.fit_loop.setup_data()
+        # Here, where nobody is asked for a length: who comes later could not ask together with who was there.
+        self.validating = True
+        self.fit_loop.epoch_loop.val_loop.setup_data()
+        self.training = True
+        schedules = [one.scheduler for one in self.strategy.lr_scheduler_configs]
+        self._elastic = FollowingState(
+            self._follow,
+            model=self.strategy.model,
+            **numbered("optimizer", self.strategy.optimizers),
+            **numbered("schedule", schedules),
+            **numbered("sampler", [one.elastic_sampler for one in self._training_loaders]),
+            progress=_Progress(self),
+            checkpoint=self._checkpoint,
+        )
+
+        def train(_: TorchState) -> None:
+            self._begin_again()
+            if self._elastic is not None and not self._elastic.completed_steps:
+                with isolate_rng():
+                    self._run_sanity_check()
+            with torch.autograd.set_detect_anomaly(self._detect_anomaly):
+                self.fit_loop.run()
+
+        elastic.run(train)(self._elastic)
+        self._elastic = None
+        return None
+
+    def _follow(self) -> None:
+        take_place(self._divided)
+
+    def _begin_again(self) -> None:
+        """What a loss may have interrupted is as it is between two steps."""
+        batches, module = self.fit_loop.epoch_loop, self.lightning_module
+        if self.state.stage is not RunningStage.TRAINING:  # in the middle of an evaluation
+            batches.val_loop._module_mode.restore(module)
+        self.training = True
+        module._current_fx_name = None
+        for parameter, requires_grad in module._param_requires_grad_state.items():  # an optimizer was toggled
+            parameter.requires_grad = requires_grad
+        module._param_requires_grad_state = {}
+        module.zero_grad()
+        self._logger_connector.reset_results()
+        self._logger_connector.reset_metrics()
+        self.fit_loop.has_begun = batches.has_begun = self.fit_loop.epoch_progress.current.ready > (
+            self.fit_loop.epoch_progress.current.processed
+        )
+        batches.committed = self.global_step
+
+
+class TrainerStrategy(DDPStrategy):
+    """Lightning's DDP, in processes that are there already.
+
+    Args:
+        kwargs: as ``lightning.pytorch.strategies.DDPStrategy`` has them.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(cluster_environment=seat(), **kwargs)
+
+    @property
+    def root_device(self) -> torch.device:
+        """The one that ``samebits.init()`` chose."""
+        return context.current("Trainer()").device
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        """How Lightning divides the samples of loaders that are not for training; a spare's rank is put right later."""
+        return {"num_replicas": self.world_size, "rank": self.global_rank % self.world_size}
+
+    def _configure_launcher(self) -> None:
+        self._launcher = None  # nothing is to be started
+
+    def setup_distributed(self) -> None:
+        """The group is there already."""
+        self.set_world_ranks()
+        if not dist.is_initialized():  # ENABLE_RECOVERY=0
+            dist.init_process_group()
+
+    def set_world_ranks(self) -> None:
+        """The scheduler says them."""
+        take_place()
+
+    def barrier(self, *args: Any, **kwargs: Any) -> None:
+        """As Lightning's own; before there is a generation nobody waits for anybody."""
+        if _has_generation():
+            super().barrier(*args, **kwargs)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """As Lightning's own; before there is a generation each keeps what it has."""
+        return super().broadcast(obj, src) if _has_generation() else obj
+
+    def reduce(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """As Lightning's own; before there is a generation each keeps what it has."""
+        return super().reduce(tensor, *args, **kwargs) if _has_generation() else tensor
+
+
+class _Epochs(_FitLoop):
+    """Lightning's own loop over epochs, which may begin in the middle of one."""
+
+    has_begun = False
+
+    @property
+    def restarted_mid_epoch(self) -> bool:
+        return self.has_begun
+
+    def on_advance_start(self) -> None:
+        super().on_advance_start()
+        if self.has_begun:  # Lightning has counted this beginning, and has called nobody
+            self.has_begun = False
+            call._call_callback_hooks(self.trainer, "on_train_epoch_start")
+            call._call_lightning_module_hook(self.trainer, "on_train_epoch_start")
+
+    def on_run_end(self) -> None:
+        self.epoch_loop.commit()
+        super().on_run_end()
+
+
+class _Batches(_TrainingEpochLoop):
+    """Lightning's own loop over the batches of an epoch, which may begin in the middle; a commit before each batch."""
+
+    has_begun = False
+    committed = 0  # optimizer steps
+
+    def reset(self) -> None:
+        if not self.has_begun:
+            super().reset()
+        self.has_begun = False
+
+    def on_run_start(self, data_fetcher: Any) -> None:
+        fit = self.trainer.fit_loop
+        for loader in self.trainer._training_loaders:
+            loader.given = self.batch_progress.current.ready
+        # The world may have another size than when the loaders were set up.
+        loaders, limit = data_fetcher.combined_loader, self.trainer.limit_train_batches
+        loaders.limits = [_parse_num_batches(RunningStage.TRAINING, len(one), limit) for one in loaders.flattened]
+        fit.max_batches = sized_len(loaders)
+        iter(data_fetcher)
+        super().on_run_start(data_fetcher)
+
+    def advance(self, data_fetcher: Any) -> None:
+        self.commit()
+        super().advance(data_fetcher)
+
+    def _broadcast_sigterm_tensor(self) -> None:
+        """A worker that is asked to leave tells the scheduler."""
+
+    def commit(self) -> None:
+        """The step is done, and so is all that follows from it."""
+        state, steps = self.trainer._elastic, self.global_step
+        if state is not None and steps > self.committed:
+            self.committed = steps
+            state.commit()
+
+
+class _EpochLoader:
+    """What Trainer makes of a loader, over an :class:`ElasticSampler`; its length is that of a whole epoch."""
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self.elastic_sampler, parts = elastic_parts(loader)
+        self.given = 0  # batches of this epoch, before the iteration that begins next
+        self._loader: DataLoader[Any] = DataLoader(loader.dataset, **parts)
+
+    def __len__(self) -> int:
+        return self.given + batches_left(self._loader, self.elastic_sampler)
+
+    def __iter__(self) -> Any:
+        return batches_of(self._loader, self.elastic_sampler)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class _Progress:
+    """What Trainer, its callbacks and the data module go on from: a Lightning checkpoint's, without the weights."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        trainer = self._trainer
+        return {
+            "loops": trainer.fit_loop.state_dict(),
+            "should_stop": trainer.should_stop,
+            "callbacks": call._call_callbacks_state_dict(trainer),
+            "precision": trainer.precision_plugin.state_dict(),
+            "data": trainer.datamodule.state_dict() if trainer.datamodule is not None else {},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        trainer = self._trainer
+        trainer.fit_loop.load_state_dict(state["loops"])
+        for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_loop.val_loop):
+            loop.on_iteration_done()  # nothing is to be skipped, and no data are read again
+        trainer.fit_loop.restarting = False
+        trainer.should_stop = state["should_stop"]
+        call._call_callbacks_load_state_dict(trainer, {"callbacks": state["callbacks"]})
+        if state["precision"]:
+            trainer.precision_plugin.load_state_dict(state["precision"])
+        if trainer.datamodule is not None:
+            trainer.datamodule.load_state_dict(state["data"])
+
+
+def _has_generation() -> bool:
+    return context.current("Trainer()").generation is not None
+
+
+def _not_carried(what: str, fix: str) -> UsageError:
+    return UsageError(f"samebits.integrations.lightning.Trainer: {what} cannot be carried through. Fix: {fix}")

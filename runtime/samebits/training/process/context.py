@@ -1,0 +1,545 @@
+"""This process's place in the job: the one global of the package, made by ``samebits.init()``.
+
+In the scheduler's role ``init()`` serves and ends the process. In a worker it waits for a seat, installs a process
+group of one, and hooks into the process's end: whatever ends it, the scheduler is told the reason, and an error of ours
+is one sentence and a distinct exit status instead of a traceback.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import gc
+import importlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import NoReturn
+
+import torch
+
+from samebits import config
+from samebits.commands import spelled
+from samebits.config import Role, Settings
+from samebits.core.lines import root_of
+from samebits.core.messages import Admitted, GenerationStarted, Place
+from samebits.errors import FencedError, SameBitsError, UnequalError, UntrainedError, UsageError
+from samebits.service import health, host, log, stacks
+from samebits.service.agent import Agent
+from samebits.service.alone import SchedulerThread
+from samebits.service.buddy import CopyListener
+from samebits.service.probe_beat import ProbeBeat
+from samebits.service.scheduler import SchedulerService, exit_code_of
+from samebits.service.scheduler_address import address_towards, addresses_of, wait_for_name
+from samebits.store.lock import DirectoryLock
+from samebits.training import torch_private
+from samebits.training.group import breaker, ddp, device, gloo, group
+from samebits.training.group.calling_place import calling_place
+from samebits.training.group.group import Group
+from samebits.training.process import node_check, numerics, plain_group, preflight
+from samebits.training.process.compiled_code import keep_compiled_code
+from samebits.training.process.device_view import DeviceView
+from samebits.training.process.exit_status import ExitStatus
+from samebits.training.process.forking import Forking
+from samebits.training.process.last_words import last_words, named, watch_threads
+from samebits.training.process.member_info import own_info
+from samebits.training.process.next_group import NextGroup, likely_place
+from samebits.training.process.sigterm import Departure
+from samebits.training.process.torchrun_calls import TorchrunCalls
+from samebits.training.torch_versions import not_tried
+
+COLLECTIVE_TOO_EARLY = (
+    "a collective before samebits.elastic.run would run in this process alone. Fix: move the call into the function "
+    "that elastic.run calls"
+)
+
+
+_TRAINED_ALONE = (
+    "worker {node} trained alone: samebits.elastic.run was never called. Fix: write `@samebits.elastic.run` above the "
+    "training function, as in `def train(state): ...`, and call train(state)"
+)
+
+OWN_ERROR_GRACE_S = 0.3
+"""From an exception of the script's own, of which the scheduler hears at once, until its seat is given up: if it is the
+program's fault, the others meet it as well, and say so, instead of being torn out of the step before it and waiting for
+a process that will fail again.
+"""
+SETTLE_S = 1.0
+"""How long a fork waits for the collectives that run: one may wait for a peer that waits for this process."""
+VERDICT_S = 2.0  # how long a failed collective waits for the scheduler to say whose fault it is
+
+
+@dataclass(slots=True)
+class Worker:
+    """A seated worker."""
+
+    settings: Settings
+    job_name: str
+    device: torch.device
+    agent: Agent
+    admitted: Admitted
+    scheduler_addresses: frozenset[gloo.Address]  # a child may not look names up
+    generation: GenerationStarted | None = None  # in the present or last generation
+    group: Group | None = None
+    next_group: NextGroup | None = None  # begun already, for the first generation
+    copy_listener: CopyListener | None = None  # where its writer takes other ranks' points in
+    begins: dict[str, Callable[[GenerationStarted], object]] = field(default_factory=dict)
+    """Called, each under one name, when a generation is about to train and the state is restored."""
+    has_trained: bool = False  # elastic.run was entered
+    is_over: bool = False  # training is finished, and this process has the final state
+    ending: _Ending = field(default_factory=lambda: _Ending())
+    departure: Departure = field(default_factory=Departure)
+    device_view: DeviceView = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Where its device stands."""
+        self.device_view = _view(self.settings, self.device)
+
+    @contextlib.contextmanager
+    def trains(self) -> Iterator[None]:
+        """Inside this runs the training function: where it ends the program its status is noted."""
+        try:
+            yield
+        except SystemExit as error:
+            self.ending.exit_status.note(error.code)
+            raise
+        self.ending.is_through = True
+
+    def settle(self) -> None:
+        """Wait for what runs in gloo's threads, within bounds."""
+        if self.group is not None:
+            self.group.settle(SETTLE_S)
+
+    def let_go_in_child(self) -> None:
+        """In a forked child (a DataLoader's worker): keep no connection by whose end this process's death is seen.
+
+        The kernel ends a connection with its last descriptor, and a child that is left over has a copy of each. SIGTERM
+        does there what it did before.
+        """
+        self.departure.let_go_in_child()
+        endpoints = gloo.Endpoints()
+        endpoints.peers |= self.scheduler_addresses
+        if self.agent.scheduler_peer is not None:
+            endpoints.peers.add(self.agent.scheduler_peer)
+        if self.group is not None:
+            endpoints.own |= self.group.endpoints.own
+            endpoints.peers |= self.group.endpoints.peers
+        gloo.close_copies(endpoints)
+
+    def publish_place(self) -> None:
+        """Set RANK and the other three in the environment as torchrun does; unset them in a spare without a place."""
+        if (place := self.generation) is not None:
+            config.publish_place(place.rank, place.local_rank, place.world_size, place.local_world_size)
+        elif self.admitted.slot is None:
+            config.withdraw_place()
+        else:
+            self._publish_seat()
+
+    def _publish_seat(self) -> None:
+        rank, world_size = self.seat
+        index, devices = _index(self.admitted.slot, self.agent.node), torch.accelerator.device_count()
+        local_rank, local_world_size = (index % devices, min(world_size, devices)) if devices else (index, world_size)
+        config.publish_place(rank, local_rank, world_size, local_world_size)
+
+    @contextlib.contextmanager
+    def stands_in(self) -> Iterator[None]:
+        """Inside this a spare's environment has a number that is no rank's, for a library that must find one."""
+        self._publish_seat()
+        try:
+            yield
+        finally:
+            self.publish_place()
+
+    @property
+    def seat(self) -> tuple[int, int]:
+        """The rank and the world size it stands for; a spare's rank is its node's number, or one that is nobody's."""
+        slot, world_size = self.admitted.slot, self.admitted.world_size
+        return max(world_size, _index(None, self.agent.node)) if slot is None else slot, world_size
+
+    def take_seat_again(self) -> None:
+        """Under a new session: another node has the slot of the old one. Waits as a process does that is started.
+
+        Raises:
+            SameBitsError: the one that says why there is no seat.
+        """
+        self.agent.leave(on_purpose=True, text="fenced", status=FencedError.exit_code)
+        self.agent = self.ending.agent = Agent(self.settings, self.job_name, self.device.type)
+        self.generation = None
+        self.admitted = self.agent.register()
+        self.publish_place()
+        _say_seated(self.agent, self.admitted)
+        self.watch_device()
+
+    def watch_device(self) -> None:
+        """Have the agent look at the health of this process's device, where it is an accelerator."""
+        if (watched := self.device_view.watched()) is not None:
+            self.agent.watch_device(watched)
+
+    def take_next_group(self, place: Place) -> NextGroup:
+        """The group in which this process will have this place, begun now if it is not yet."""
+        next_group, self.next_group = self.next_group, None
+        if next_group is not None and next_group.place == place:
+            return next_group
+        if next_group is not None:
+            next_group.group.drop()
+        return NextGroup(self.settings, self.device, place, own_info(self.agent, self.copy_listener))
+
+
+_process: Worker | None = None
+
+
+def init() -> None:
+    """Take this process's role, as the environment says.
+
+    Where nothing says what it is (no ROLE, WORKER_NUM, SCHED_*, NODE_ID or RANK), it is a world of one, scheduler
+    included: commits, checkpoints and a restart from the newest point are as in any job.
+    ``ROLE=scheduler``: serve until the job is over, then end the process (status 0 where the job finished).
+    ``ROLE=worker``: wait for a seat. With recovery on, the default process group is then one of this process alone
+    until :func:`samebits.elastic.run` replaces it, and RANK, LOCAL_RANK, WORLD_SIZE and LOCAL_WORLD_SIZE are the
+    seat's, then each generation's; with ``ENABLE_RECOVERY=0`` all variables that
+    ``torch.distributed.init_process_group()`` reads are set.
+
+    Raises:
+        SettingsError: the environment is wrong; all problems are in the message.
+        SameBitsError: there is no seat for this process, and why.
+    """
+    global _process
+    if _process is not None:
+        return
+    ending = _Ending()
+    ending.install()
+    _refuse_in_a_child()
+    alone = config.alone()
+    settings, warnings = config.read() if alone is None else config.read(alone)
+    log.set_up("scheduler" if settings.role is Role.SCHEDULER else f"worker {settings.node_id or os.getpid()}")
+    for warning in warnings:
+        log.warn(warning)
+    job_name = settings.job_name or Path(sys.argv[0]).name
+    if settings.role is Role.SCHEDULER:
+        _serve(settings, ending)
+    if warning := not_tried(str(torch.__version__)):
+        log.warn(warning)
+    if alone is not None:
+        ending.scheduler = SchedulerThread(replace(settings, job_name=job_name))
+        settings = ending.scheduler.settings
+        on_more = spelled("run", Path(sys.argv[0]).name or "train.py")
+        log.say(f"a world of one, in this process alone; `{on_more}` trains on more")
+    _process = _take_seat(settings, job_name, ending)
+
+
+def _refuse_in_a_child() -> None:
+    """Raise in a process that a worker has started: with that worker's environment it would take its seat again.
+
+    Spawn and forkserver, Python 3.14's default, import the script anew in every child, so that its top level runs.
+    """
+    parent = multiprocessing.parent_process()
+    parents = {os.getppid()} if parent is None or parent.pid is None else {os.getppid(), parent.pid}
+    if (worker := config.parent_worker(parents)) is not None:
+        kind = "a process that multiprocessing started" if parent is not None else "a child process"
+        raise UsageError(IN_A_CHILD.format(kind=kind, worker=worker))
+
+
+IN_A_CHILD = (
+    "samebits.init() was called in {kind}, a DataLoader's worker for example, and not in the worker itself (pid "
+    "{worker}): it would take that worker's seat a second time. Fix: put all that the script does into a function, and "
+    'call that under `if __name__ == "__main__":`'
+)
+
+
+def _serve(settings: Settings, ending: _Ending) -> NoReturn:
+    service = SchedulerService(settings)
+    signal.signal(signal.SIGTERM, lambda *_: service.abandon())
+    ended = service.serve()
+    if exit_code_of(ended):
+        log.warn(ended.text)
+    ending.quiet = True
+    sys.exit(exit_code_of(ended))
+
+
+def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
+    config.mark_worker()  # before any child can be started
+    probe = ProbeBeat(settings.probe_file)
+    host.raise_descriptor_limit()  # gloo ends a process that has none left for a connection, be it a stranger's
+    numerics.settle_threads(settings.max_worker_num)
+    kind = device.choose(settings.device, 0).type
+    wait_for_name(settings)
+    listener = None
+    if settings.enable_recovery:
+        listener = CopyListener(address_towards(settings.sched_host, settings.sched_port))
+    agent = Agent(settings, job_name, kind)
+    alone, next_group = _prepare(settings, kind, own_info(agent, listener))
+    ending.agent = agent
+    stacks.open_channel()
+    figures = None
+    if settings.preflight:
+        figures = preflight.require(settings, device.choose(kind, _index(None, settings.node_id or "")))
+    if health.may_refuse(settings):
+        health.require(settings, _view(settings, device.choose(kind, _index(None, settings.node_id or ""))).watched())
+    admitted = agent.register(meanwhile=_import_what_optimizers_need)
+    _import_what_optimizers_need()  # where there was no time for it: sooner here than by the first optimizer
+    chosen = device.choose(kind, _index(admitted.slot, agent.node))
+    _say_seated(agent, admitted)
+    probe.ready()
+    keep_compiled_code(settings, chosen, prunes=admitted.slot == 0)
+    addresses = addresses_of(settings.sched_host, settings.sched_port)
+    if figures is not None and settings.enable_recovery:
+        if alone is not None:
+            alone.drop()  # a pair's group is torch's while they add up
+            alone = None
+        node_check.compare(settings, agent, admitted, chosen, figures)
+    process = Worker(settings, job_name, chosen, agent, admitted, addresses, ending=ending)
+    process.next_group, process.copy_listener = next_group, listener
+    process.watch_device()
+    ending.recovers = settings.enable_recovery
+    if settings.enable_recovery:
+        ending.departure = process.departure
+        process.departure.install()
+        process.group = alone or group.form_alone(
+            chosen, refusal=COLLECTIVE_TOO_EARLY, backend=settings.collective_backend
+        )
+        process.publish_place()
+        TorchrunCalls(lambda: None if process.generation else process.seat, is_spare).install()
+    else:
+        process.generation = plain_group.join_plain_group(agent, settings)
+    Forking(process.settle, process.let_go_in_child).install()
+    return process
+
+
+def _view(settings: Settings, chosen: torch.device) -> DeviceView:
+    return DeviceView(chosen, settings.health_interval_s, config.visible_npus())
+
+
+def _say_seated(agent: Agent, admitted: Admitted) -> None:
+    log.set_up(f"{'spare' if admitted.slot is None else 'worker'} {agent.node}")
+    seat = "a spare" if admitted.slot is None else f"slot {admitted.slot} of {admitted.world_size}"
+    log.say(f"seated: {seat}, incarnation {admitted.incarnation}, job {admitted.job}")
+
+
+def _prepare(settings: Settings, kind: str, info: bytes) -> tuple[Group | None, NextGroup | None]:
+    """What needs no seat is done before it is asked for: from then on the others may be waiting for this process."""
+    if not settings.enable_recovery:
+        return None, None
+    ddp.install()
+    # Both are slow the first time only: filelock inspects its own signature, torch reads what the processor can.
+    DirectoryLock(settings.recovery_path, "worker")
+    if kind != "cpu":
+        return None, None
+    cpu = torch.device(kind)
+    numerics.describe(cpu)
+    place = likely_place(settings)
+    next_group = None if place is None else NextGroup(settings, cpu, place, info)
+    return group.form_alone(cpu, refusal=COLLECTIVE_TOO_EARLY), next_group
+
+
+def _import_what_optimizers_need() -> None:
+    """The first optimizer imports torch._dynamo, which takes a second: time that a process waiting for its seat has.
+
+    A quarter of it is Python's looking for cycles in what has been imported so far, again and again: not here.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        importlib.import_module("torch._dynamo")
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def current(call: str) -> Worker:
+    """The process's place; :class:`UsageError` where ``samebits.init()`` was not called before ``call``."""
+    if _process is None:
+        raise UsageError(f"{call} needs samebits.init() before it")
+    return _process
+
+
+def get_rank() -> int:
+    """This process's rank: in its generation, or, before the first one, the rank its seat will have.
+
+    In a spare that was not needed, once training is finished: the first number that is nobody's rank.
+
+    Raises:
+        UsageError: in a spare, which has no rank before it takes a lost worker's place.
+    """
+    process = current("samebits.get_rank()")
+    if process.generation is not None:
+        return process.generation.rank
+    if process.admitted.slot is None and process.is_over:
+        return process.admitted.world_size
+    if process.admitted.slot is None:
+        raise UsageError(
+            f"{calling_place()}: samebits.get_rank() in a spare, which has no rank yet: ask inside the function that "
+            "elastic.run calls, or ask samebits.is_spare() first"
+        )
+    return process.admitted.slot
+
+
+def get_world_size() -> int:
+    """The number of workers of the generation, or, before the first one, of the job."""
+    process = current("samebits.get_world_size()")
+    return process.generation.world_size if process.generation is not None else process.admitted.world_size
+
+
+def get_local_rank() -> int:
+    """This process's index among its host's workers.
+
+    Before the first generation, as if one host had all; modulo the number of its accelerators, where it has any.
+    """
+    process = current("samebits.get_local_rank()")
+    if process.generation is not None:
+        return process.generation.local_rank
+    index, devices = _index(process.admitted.slot, process.agent.node), torch.accelerator.device_count()
+    return index % devices if devices else index
+
+
+def is_spare() -> bool:
+    """Whether this process holds no slot and waits to replace a lost one."""
+    process = current("samebits.is_spare()")
+    return process.generation is None and process.admitted.slot is None
+
+
+def _index(slot: int | None, node: str) -> int:
+    """Which of its host's devices a process takes, if the host has as many processes as devices.
+
+    A spare's is the one its number names, so that spares of one host do not crowd on one device; a replacement's is
+    that of the first node of its line.
+    """
+    first = root_of(node)
+    if slot is not None and first == node:
+        return slot
+    return int(first) if first.isdecimal() else 0
+
+
+class _Ending:
+    """How this process ends, and what the scheduler is told about it.
+
+    An end is on purpose where the program's status is 0. Where that cannot be known, after a ``raise SystemExit``, it
+    is taken for 0 once training is through, and with ``ENABLE_RECOVERY=0``, where a script may train in its own way;
+    else the worker has failed.
+
+    Attributes:
+        agent: whom to tell; None before there is a seat to ask for.
+        scheduler: where it is a thread of this process.
+        recovers: whether recovery is on.
+        is_through: the training function has returned, or had no need to be called.
+    """
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._exit_now: Callable[[int], NoReturn] = os._exit
+        self.agent: Agent | None = None
+        self.scheduler: SchedulerThread | None = None
+        self.quiet = False
+        self.departure = Departure()
+        self.exit_status = ExitStatus()
+        self.recovers = True
+        self.is_through = False
+        self._error: BaseException | None = None
+        self._words = ""  # said of it
+        self._status = 0
+        self._is_status_known = True
+        self._has_left = False
+
+    def install(self) -> None:
+        """Hook into the interpreter's ways to end: an uncaught exception, an exit, the end of the program."""
+        self._previous_hook = sys.excepthook
+        sys.excepthook = self._uncaught
+        watch_threads(self._thread_ended)
+        self.exit_status.install()
+        atexit.register(self._at_end)
+        vars(os)["_exit"] = self._exit_at_once
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            self._previous_hook(kind, error, traceback)  # somebody's own hook for threads calls this one
+            return
+        if self.agent is not None and group.is_communication_failure(error):
+            # Outside elastic.run, where ENABLE_RECOVERY=0: say who is lost, not only that a socket closed.
+            error = self.agent.verdict(VERDICT_S) or error
+        if UsageError.exit_code in torch_private.statuses_of_loader(traceback):
+            error = UsageError(IN_A_CHILD.format(kind="a process that multiprocessing started", worker=os.getpid()))
+        self._error = error
+        is_of_the_loop = isinstance(error, UsageError) or (
+            isinstance(error, UnequalError) and self.agent is not None and error is not self.agent.must_end
+        )
+        is_told_to = isinstance(error, SameBitsError) and not is_of_the_loop
+        if self.agent is not None and not is_told_to:
+            self._words = last_words(kind, error, traceback)
+            self.agent.speak_last(self._words)  # before all that is slow, as a traceback is
+        if isinstance(error, SameBitsError):
+            for line in str(error).splitlines():
+                print(f"samebits: {line}", file=sys.stderr, flush=True)
+            self._status = error.exit_code
+        else:
+            self._previous_hook(kind, error, traceback)
+            self._status = 1
+        if self.agent is not None and not is_told_to and _process is not None and _process.has_trained:
+            self.agent.verdict(OWN_ERROR_GRACE_S)
+
+    def _exit_at_once(self, status: int) -> NoReturn:
+        """Stand in for ``os._exit``: tell the scheduler the status, because nothing that ``atexit`` has will run."""
+        is_main = os.getpid() == self._pid and threading.current_thread() is threading.main_thread()
+        if is_main and self.agent is not None and not self._has_left:
+            has_done_its_part = status == 0 and (self.is_through or not self.recovers)
+            self._leave(on_purpose=has_done_its_part, text=f"its program ended with os._exit({status})", status=status)
+        self._exit_now(status)
+
+    def _leave(self, *, on_purpose: bool, text: str, status: int | None) -> None:
+        assert self.agent is not None
+        self._has_left = True
+        self.agent.leave(on_purpose=on_purpose, text=text, status=status)
+
+    def _thread_ended(self, text: str) -> None:
+        if self.agent is not None:
+            self.agent.report_oddity(self.agent.step, text)
+
+    def _at_end(self) -> None:
+        text = self._judge() if self._error is None else self._words or named(self._error)
+        if self.agent is not None:
+            told_to = self._error is not None and self._error is self.agent.must_end
+            if self.departure.has_left:
+                text = "it was asked to (SIGTERM)"
+            on_purpose = told_to or self.departure.has_left or (self._status == 0 and self._error is None)
+            if self._error is None and not on_purpose:
+                self.agent.speak_last(text)
+            elif self._error is None and self._trained_alone():
+                self._status, text = UntrainedError.exit_code, "its script never called samebits.elastic.run"
+                print(f"samebits: {_TRAINED_ALONE.format(node=self.agent.node)}", file=sys.stderr, flush=True)
+            status = self._status if self._is_status_known else None
+            self._leave(on_purpose=on_purpose, text="told to end" if told_to else text, status=status)
+            if self.scheduler is not None:
+                self.scheduler.close(is_over=on_purpose and self.is_through)
+        if _process is not None and _process.next_group is not None:
+            _process.next_group.group.breaker.throw("the process ends")  # its thread waits for a generation
+        breaker.leave_with(self._status)
+        if isinstance(self._error, SameBitsError) or self._status == UntrainedError.exit_code:
+            # Python itself leaves with 1 after any uncaught exception, and with 0 after none; this status says more.
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(self._status)
+
+    def _trained_alone(self) -> bool:
+        """Whether the program came to its end without the training that the job is for."""
+        process = _process
+        if process is None or not self.recovers or self.is_through or self.departure.has_left:
+            return False
+        return process.admitted.finished is None
+
+    def _judge(self) -> str:
+        """The program's end in words, where no error was it; with the status."""
+        found = self.exit_status.find()
+        if found == 0 and self.recovers and _process is not None and _process.has_trained and not self.is_through:
+            self._status = UntrainedError.exit_code
+            return "its program ended with status 0 inside samebits.elastic.run: return from the function instead"
+        if found is not None:
+            self._status = found
+            return f"its program ended with status {found}"
+        self._is_status_known = False
+        self._status = 1 if self.recovers and not self.is_through else 0
+        when = "after" if self.is_through else "before"
+        return f"its program ended with a SystemExit {when} training was through; sys.exit() would tell the status"

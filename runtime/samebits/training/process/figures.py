@@ -1,0 +1,52 @@
+"""``samebits.report(queue=…)``: numbers that a script measures, for whoever decides how many workers there should be.
+
+Here lives what may be reported. Never here: what follows (``core.autoscale``), or what is shown of the training, which
+is ``state.report``'s. The one idea: the newest number of each name is kept here and goes with the next heartbeat, so
+reporting costs a step nothing, however often it is done.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from samebits.core.messages import MAX_FIGURE_CHARS, MAX_FIGURES, MEASURED, Figure
+from samebits.errors import UsageError
+from samebits.training.process import context
+
+__all__ = ["report"]
+
+MOST = MAX_FIGURES - len(MEASURED)
+
+
+def report(**figures: Any) -> None:
+    """Report what this worker measures: ``samebits.report(queue=queue.waiting())``.
+
+    ``queue``, how much waits for all workers together, is what ``samebits autoscale --queue-per-worker`` sizes the job
+    by; where several workers report one, that of the lowest slot counts. Everything that is reported is in
+    ``samebits status --json`` and in the page's metrics. A name keeps its last number until it is reported again.
+
+    Args:
+        figures: finite numbers, or tensors of one element (which on an accelerator waits for it), by name.
+
+    Raises:
+        UsageError: before :func:`samebits.init`, more than 14 names, or what is no number.
+    """
+    agent = context.current("samebits.report()").agent
+    known = {one.name: one for one in agent.figures}
+    for name, given in figures.items():
+        if name in MEASURED or len(name) > MAX_FIGURE_CHARS or not name.isprintable():
+            raise UsageError(
+                f"samebits.report({name[:80]!r}): the worker measures {' and '.join(MEASURED)} by itself, and a name "
+                f"has at most {MAX_FIGURE_CHARS} characters. Fix: report it under another name"
+            )
+        try:
+            value = float(given)
+        except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+            raise UsageError(f"samebits.report({name}=…): it is no number ({error}). Fix: give one number") from None
+        if not math.isfinite(value):
+            raise UsageError(f"samebits.report({name}={value}): expected a finite number. Fix: leave it out")
+        known[name] = Figure(name, value)
+    if len(known) > MOST:
+        raise UsageError(f"samebits.report: {len(known)} names, at most {MOST}. Fix: report what decides the size")
+    agent.figures = tuple(known.values())

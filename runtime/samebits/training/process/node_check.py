@@ -1,0 +1,303 @@
+"""Before the first generation the nodes are compared: what each needs for the same work, and sums of two.
+
+Here live the exchange, over the scheduler's keys, and the sums. Never here: whom that names (``core.node_check``), nor
+what is read out of the others' words (``training.process.node_judge``). The one idea: the nodes with the lowest slots
+read all figures, each makes of them whom to pair next, and the first to write it down has decided for all. So it needs
+none of them in particular, and all do the same. Each wait has an end, and each node deletes the keys it wrote: whoever
+still waits for one of them finds the verdict, which stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from samebits.config import Settings
+from samebits.core.agent_events import KeyAsk
+from samebits.core.lines import number_of, root_of
+from samebits.core.messages import MAX_VALUE_BYTES, Admitted, KeyAnswer, KeyOp, KeyOutcome
+from samebits.core.node_check import SILENT, UNMET, WRONG, Figures, Pair, Sum
+from samebits.errors import CommunicationError, KeyValueError, KeyValueTimeoutError, PreflightError
+from samebits.service import log
+from samebits.service.agent import Agent
+from samebits.service.scheduler_address import address_towards
+from samebits.store.process_identity import machine_id
+from samebits.training.group.group import Group
+from samebits.training.process import preflight
+from samebits.training.process.node_judge import MOST_CHARS, MOST_PLANS, Judge, Plan, Report
+
+__all__ = ["compare"]
+
+READERS = 3
+"""Nodes that read all figures: one is enough, and any may be lost."""
+WAIT_S = 60.0
+"""For a node's figures: who has none by then takes no part."""
+PAIR_S = 20.0
+LOOK_S, MOST_LOOK_S = 1.0, 8.0
+"""How often who waits for a key looks whether the verdict is there: the key may be deleted by then; ever rarer."""
+NUMBERS = 1 << 20
+"""That two add up, in float32; whole ones, so their sum is exact."""
+SUMS = 8
+MOST_NODES = 4096
+_FIX = "Fix: start this node on another host, or without PREFLIGHT=1"
+_Value = TypeVar("_Value")
+
+
+def compare(settings: Settings, agent: Agent, admitted: Admitted, device: torch.device, figures: Figures) -> None:
+    """Compare this node with the others before the job's first generation; the seat is given up where it is bad.
+
+    Raises:
+        PreflightError: this node is slow, or wrong, or one of two of which nothing tells which it is.
+    """
+    slot = _slot_of(admitted, agent.node)
+    if slot is None or admitted.world_size < 2:
+        return
+    if admitted.world_size > MOST_NODES:
+        log.say(f"pre-flight: of more than {MOST_NODES} nodes each checks itself only")
+        return
+    check = _Check(settings, agent, slot, admitted.world_size, device)
+    try:
+        last = check.verdict()
+        if last is None and admitted.generation == 0 and admitted.slot is not None:
+            if admitted.incarnation > 1:
+                log.say("pre-flight: this node is not compared with the others: it was started again before they were")
+                return
+            agent.wait_for_round()
+            last = check.run(figures)
+    except (KeyValueTimeoutError, KeyValueError) as error:
+        log.warn(f"the nodes were not compared before the start: {error}")
+        return
+    if last is not None and last.bad.get(slot) == machine_id():
+        why = last.why.get(slot, f"it is slow or wrong, as {len(last.bad)} nodes are")[:MOST_CHARS]
+        agent.leave(on_purpose=False, text=f"the pre-flight names it: {why}. {_FIX}", status=PreflightError.exit_code)
+        raise PreflightError(f"the pre-flight compared {agent.node} with the other nodes: {why}. {_FIX}")
+
+
+def _slot_of(admitted: Admitted, node: str) -> int | None:
+    """Its own, or the one that its line began with: a replacement on a machine that was named is no better."""
+    if admitted.slot is not None or not number_of(node):
+        return admitted.slot
+    return int(root_of(node))
+
+
+class _Check:
+    """One node's part."""
+
+    def __init__(self, settings: Settings, agent: Agent, slot: int, world_size: int, device: torch.device) -> None:
+        self._settings, self._agent, self._slot = settings, agent, slot
+        self._world_size, self._device = world_size, device
+        self._written: set[str] = set()
+        self._term = 0  # of the scheduler that has the keys; 0: not heard of yet; -1: whichever
+
+    def verdict(self) -> Plan | None:
+        """What an earlier process, or the others, have found."""
+        answer = self._get("last")
+        return None if answer.outcome is not KeyOutcome.DONE else self._plan("last", answer)
+
+    def run(self, figures: Figures) -> Plan:
+        """Until the verdict; of all keys only that one stays."""
+        self._term = 0
+        try:
+            return self._run(figures)
+        except _DecidedError as decided:
+            return decided.plan
+        except _SchedulerLostError:
+            self._term = -1
+            return self._end(Plan(is_last=True, said=("the nodes were not compared: their scheduler died meanwhile",)))
+        finally:
+            self._delete_keys()
+
+    def _run(self, figures: Figures) -> Plan:
+        self._say("alone", Report(f"worker {self._agent.node}", machine_id(), figures))
+        judge = None
+        if self._slot < READERS:
+            judge = Judge(self.reports, range(self._world_size), shares_all=self._device.type == "cpu")
+        for number in range(MOST_PLANS):
+            if judge is not None:
+                self._set_first(f"plan{number}", judge.plan())
+            plan = self._plan(f"plan{number}", self._wait(f"plan{number}", time.monotonic() + 3 * WAIT_S))
+            if plan.is_last:
+                return self._end(plan)
+            pair = next((one for one in plan.pairs if self._slot in one), None)
+            found = Sum(0.0) if pair is None else self._sum(pair, number)
+            measures = self._slot in plan.again
+            measured = self._measured() if measures else Figures(0, 0, 0)
+            if pair is not None or measures:
+                self._say(f"round{number}", Report("", b"", measured, *found))
+            if judge is not None:
+                judge.take(plan, number)
+        raise KeyValueError(f"{MOST_PLANS} rounds led to no verdict")
+
+    def _end(self, plan: Plan) -> Plan:
+        """The verdict is this one, unless there is one."""
+        if self._set_first("last", plan) and plan.said:
+            self._agent.report_oddity(0, f"pre-flight: {'; '.join(plan.said)}")
+        return self.verdict() or plan
+
+    def reports(self, part: str, slots: Iterable[int]) -> dict[int, Report]:
+        """What these nodes said; without those that say nothing in time, or nonsense."""
+        found, until_s = {}, time.monotonic() + WAIT_S
+        for slot in slots:
+            name = f"{part}/{slot}"
+            with contextlib.suppress(KeyValueTimeoutError, KeyValueError):
+                found[slot] = _decoded(name, self._wait(name, until_s), Report)
+        return found
+
+    def _measured(self) -> Figures:
+        return preflight.figures(preflight.looks([self._device], self._settings.checkpoint_path))
+
+    def _sum(self, pair: Pair, number: int) -> Sum:
+        meeting = _Meeting(self, f"meet{number}", pair, self._slot)
+        host, port = self._settings.sched_host, self._settings.sched_port
+        group = Group(
+            self._device,
+            pair.index(self._slot),
+            2,
+            meeting,
+            name="the pre-flight",
+            address=address_towards(host, port),
+            timeout_s=PAIR_S,
+            connect_timeout_s=PAIR_S,
+            backend=self._settings.collective_backend,
+        )
+        try:
+            group.form()
+            return added_up(self._device, pair.index(self._slot))
+        except (CommunicationError, KeyValueTimeoutError, RuntimeError) as error:
+            log.warn(f"pre-flight: no sum of slots {pair[0]} and {pair[1]}: {(str(error).splitlines() or [''])[0]}")
+            return Sum(0.0, SILENT if meeting.is_over else UNMET)
+        finally:
+            group.drop()
+
+    def _set_first(self, name: str, plan: Plan) -> bool:
+        """Write it down unless another node has; whether this was the first."""
+        ask = KeyAsk(KeyOp.COMPARE_AND_SET, _key(name), _packed(plan), is_durable=name == "last")
+        return self._ask(name, ask).outcome is KeyOutcome.DONE
+
+    def _say(self, part: str, report: Report) -> None:
+        self._put(f"{part}/{self._slot}", report)
+
+    def put(self, name: str, blob: bytes) -> None:
+        """Bytes for others."""
+        self._put(name, blob)
+
+    def take(self, name: str) -> bytes:
+        """Another's bytes, once they are there."""
+        return _decoded(name, self._wait(name, time.monotonic() + PAIR_S), bytes)
+
+    def _wait(self, name: str, until_s: float) -> KeyAnswer:
+        look_s = LOOK_S
+        while (left_s := until_s - time.monotonic()) > 0:
+            with contextlib.suppress(KeyValueTimeoutError):
+                ask = KeyAsk(KeyOp.WAIT, _key(name))
+                return self._call(ask, min(left_s, look_s))
+            look_s = min(2 * look_s, MOST_LOOK_S)
+            if (last := self.verdict()) is not None:
+                raise _DecidedError(last)
+        answer = self._get(name)
+        if answer.outcome is not KeyOutcome.DONE:
+            raise KeyValueTimeoutError(f"no other node has written {name} in time")
+        return answer
+
+    def _get(self, name: str) -> KeyAnswer:
+        return self._call(KeyAsk(KeyOp.GET, _key(name)), WAIT_S)
+
+    def _call(self, ask: KeyAsk, timeout_s: float) -> KeyAnswer:
+        answer = self._agent.call_keys(ask, timeout_s, is_wait=ask.op is KeyOp.WAIT)
+        self._term = self._term or answer.term
+        if self._term not in (-1, answer.term):  # with the scheduler keys are lost: who was not answered is not silent
+            raise _SchedulerLostError
+        return answer
+
+    def _put(self, name: str, value: Report | bytes) -> None:
+        self._ask(name, KeyAsk(KeyOp.PUT, _key(name), _packed(value)))
+
+    def _ask(self, name: str, ask: KeyAsk) -> KeyAnswer:
+        if not ask.is_durable:
+            self._written.add(name)
+        answer = self._call(ask, WAIT_S)
+        if answer.outcome is KeyOutcome.REFUSED:
+            raise KeyValueError(f"the scheduler keeps no key of it: {answer.text}")
+        return answer
+
+    def _plan(self, name: str, answer: KeyAnswer) -> Plan:
+        plan = _decoded(name, answer, Plan)
+        if not plan.is_sound(self._world_size):
+            raise KeyValueError(f"what another node wrote under {name} is about nodes that are not there")
+        return plan
+
+    def _delete_keys(self) -> None:
+        with contextlib.suppress(KeyValueTimeoutError, KeyValueError):
+            for name in sorted(self._written):
+                self._agent.call_keys(KeyAsk(KeyOp.DELETE, _key(name)), WAIT_S)
+
+
+class _DecidedError(Exception):
+    """While this node waited for a key the verdict was written."""
+
+    def __init__(self, plan: Plan) -> None:
+        super().__init__()
+        self.plan = plan
+
+
+class _SchedulerLostError(Exception):
+    """Another scheduler answers than at the beginning."""
+
+
+class _Meeting:
+    """How the two of a pair learn each other's addresses: a :class:`.Exchange`."""
+
+    def __init__(self, check: _Check, name: str, pair: Pair, slot: int) -> None:
+        self.is_over = False
+        self._check, self._name, self._pair, self._slot = check, name, pair, slot
+
+    def publish(self, blob: bytes) -> None:
+        """This one's."""
+        self._check.put(f"{self._name}/{self._slot}", blob)
+
+    def wait(self) -> Sequence[bytes]:
+        """Both."""
+        blobs = [self._check.take(f"{self._name}/{slot}") for slot in self._pair]
+        self.is_over = True
+        return blobs
+
+
+def added_up(device: torch.device, rank: int) -> Sum:
+    """Add up, in the default group of two, numbers whose sum is known."""
+    numbers = torch.arange(NUMBERS, dtype=torch.int64) % 1021
+    own, expected = (numbers + rank).to(device, torch.float32), 2 * numbers + 1
+    fastest_s = math.inf
+    for _ in range(SUMS):
+        value = own.clone()
+        began_s = time.monotonic()
+        dist.all_reduce(value)
+        on_host = value.cpu()
+        fastest_s = min(fastest_s, time.monotonic() - began_s)
+        if not torch.equal(on_host.to(torch.int64), expected):
+            return Sum(fastest_s, WRONG)
+    return Sum(fastest_s)
+
+
+def _key(name: str) -> bytes:
+    return f"samebits/preflight/{name}".encode()
+
+
+def _packed(value: Plan | Report | bytes) -> bytes:
+    packed = msgspec.msgpack.encode(value)
+    if len(packed) > MAX_VALUE_BYTES:
+        raise KeyValueError(f"what is to be said of the nodes has {len(packed)} bytes, at most {MAX_VALUE_BYTES}")
+    return packed
+
+
+def _decoded(name: str, answer: KeyAnswer, kind: type[_Value]) -> _Value:
+    try:
+        return msgspec.msgpack.decode(answer.value, type=kind)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise KeyValueError(f"another node wrote something else under {name}: {error}") from None

@@ -1,0 +1,123 @@
+"""Whether this process's device, memory and disk do what they should, looked at before it asks for a seat.
+
+Here live the looks and their sentence. Never here: who asks for them. The one idea: what is computed has one right
+answer whatever the order of its sums (small whole numbers, exact in float32), so it needs no other machine to compare
+with: by Freivalds' check the product of two matrices times a vector is the first matrix times the second times it.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from samebits.config import Settings
+from samebits.core.node_check import Figures
+from samebits.errors import PreflightError, StoreError
+from samebits.service import device_health, log
+from samebits.store import disk_check
+from samebits.training.group.device import choose
+
+__all__ = ["Look", "figures", "looks", "of_host", "require"]
+
+MATRIX = 768
+PRODUCTS = 4
+MEMORY_BYTES = 64 << 20
+PATTERNS = (0x5555555555555555, 0x2AAAAAAAAAAAAAAA)
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One thing that was looked at; ``problem`` is empty where it is as it should be."""
+
+    what: str
+    found: str
+    problem: str = ""
+    took_s: float = 0.0  # for the work that every process does alike
+
+
+def of_host(settings: Settings) -> Iterator[Look]:
+    """The same as :func:`looks`, for every device of this host that torch sees."""
+    first = choose(settings.device, 0)
+    count = 1 if first.type == "cpu" else torch.accelerator.device_count()
+    yield from looks([choose(first.type, index) for index in range(count)], settings.checkpoint_path)
+
+
+def looks(devices: Sequence[torch.device], folder: Path | str) -> Iterator[Look]:
+    """Look at the devices, their memory, what their vendor's tool says, and the folder's disk; a second or two each."""
+    for device in devices:
+        yield products(device)
+        yield memory(device)
+    for one in device_health.devices():
+        yield Look(one.name, one.found, one.problem)
+    if isinstance(folder, Path):
+        try:
+            speed = disk_check.write_and_read(folder)
+            yield Look("disk", f"{speed:.0f} MB/s are durable in {folder}", took_s=disk_check.SIZE / 1e6 / speed)
+        except StoreError as error:
+            yield Look("disk", str(folder), str(error))
+
+
+def products(device: torch.device) -> Look:
+    """Multiply matrices and check each product."""
+    draw = torch.Generator().manual_seed(28)
+    left, right = (torch.randint(-8, 9, (MATRIX, MATRIX), generator=draw) for _ in range(2))
+    vector = torch.randint(-8, 9, (MATRIX, 1), generator=draw)
+    expected = left @ (right @ vector)  # whole numbers, on the CPU
+    there = left.to(device, torch.float32), right.to(device, torch.float32)
+    fastest_s, wrong = math.inf, 0
+    for _ in range(PRODUCTS):
+        began_s = time.monotonic()
+        product = (there[0] @ there[1]).cpu()
+        fastest_s = min(fastest_s, time.monotonic() - began_s)
+        wrong += not torch.equal(product.to(torch.int64) @ vector, expected)
+    found = f"{2 * MATRIX**3 / fastest_s / 1e9:.0f} GFLOP/s in float32, {PRODUCTS - wrong} of {PRODUCTS} products right"
+    problem = f"{wrong} of {PRODUCTS} products were wrong" if wrong else ""
+    return Look(f"{device} computes", found, problem, fastest_s)
+
+
+def memory(device: torch.device) -> Look:
+    """Write patterns into some of the device's memory and read them back."""
+    try:
+        words = torch.empty(MEMORY_BYTES // 8, dtype=torch.int64, device=device)
+    except (RuntimeError, MemoryError) as error:
+        return Look(f"{device} memory", f"{MEMORY_BYTES >> 20} MiB", f"cannot be had ({str(error).splitlines()[0]})")
+    places = torch.arange(words.numel(), dtype=torch.int64, device=device)
+    wrong, fastest_s = 0, math.inf
+    for pattern in PATTERNS:
+        began_s = time.monotonic()
+        torch.bitwise_xor(places, pattern, out=words)
+        wrong += int((words.bitwise_xor_(pattern) != places).sum())
+        fastest_s = min(fastest_s, time.monotonic() - began_s)
+    found = f"{MEMORY_BYTES >> 20} MiB keep what is written"
+    return Look(f"{device} memory", found, f"{wrong} words were not what was written" if wrong else "", fastest_s)
+
+
+def figures(found: Iterable[Look]) -> Figures:
+    """How long one device, its memory and the disk needed, for :mod:`.node_check`."""
+    took_s = {one.what.rpartition(" ")[2]: one.took_s for one in found}
+    return Figures(took_s["computes"], took_s["memory"], took_s.get("disk", 0.0))
+
+
+def require(settings: Settings, device: torch.device) -> Figures:
+    """Look, say what was found, and return how long it took.
+
+    Raises:
+        PreflightError: something is not as it should be; the message names all of it.
+    """
+    began_s = time.monotonic()
+    found = list(looks([device], settings.checkpoint_path))
+    wrong = [f"{one.what}: {one.problem}" for one in found if one.problem]
+    if wrong:
+        node = settings.node_id or "this worker"
+        raise PreflightError(
+            f"the pre-flight of {node} found what must not be: {'; '.join(wrong)}. Fix: start it on another host, or "
+            "without PREFLIGHT=1"
+        )
+    told = "; ".join(f"{one.what}: {one.found}" for one in found)
+    log.say(f"pre-flight, {time.monotonic() - began_s:.1f} s: {told}")
+    return figures(found)

@@ -1,0 +1,237 @@
+"""``samebits.WorkQueue``: work that all ranks share and each takes as it can; every item is trained on once.
+
+Here lives what a script calls, and where a queue's state and items are kept: keys of ``samebits.kv`` that outlive the
+scheduler's process. What a taking, a loss and a commit make of the state is ``core.work_queue``'s. The one idea: the
+state is one key, changed only where nobody else has changed it meanwhile, so it needs no lock and nobody to hold one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+import msgspec
+
+from samebits.core import work_queue
+from samebits.core.messages import MAX_KEY_BYTES, MAX_VALUE_BYTES, GenerationStarted
+from samebits.core.work_queue import DIGEST_BYTES, MAX_PUTS, Put, WorkState
+from samebits.errors import GenerationEndedError, KeyValueError, ProtocolError, UsageError
+from samebits.training.process import context, key_value
+
+__all__ = ["WorkQueue"]
+
+MOST_ITEMS_BYTES = MAX_VALUE_BYTES - 16
+MOST_NAME_BYTES = MAX_KEY_BYTES - 64
+KEPT_PUTS = 4
+_DONE = b""
+
+Result = TypeVar("Result")
+
+
+class WorkQueue:
+    """A queue that outlives every process of the job. Make one of a name on every rank, after ``samebits.init()``.
+
+    An item is done with the commit of the step that it was taken for: take it in that step, use it, commit. If the step
+    is lost, its items wait again, whoever took them; if it is not, they never come back. So each is in the final
+    weights once, however many ranks there are and whatever is killed. There is no "done" to be said, and no time in
+    which an item must be done. With ``LocalSGD``, where a loss takes no step from the other ranks, their items since
+    the last average may be trained on twice.
+
+    Args:
+        name: of the queue, in the job.
+
+    Raises:
+        UsageError: before :func:`samebits.init`, or the name is not a text of 1 to 192 bytes.
+    """
+
+    def __init__(self, name: str = "work") -> None:
+        packed = name.encode(errors="surrogatepass") if isinstance(name, str) else b""
+        if not 0 < len(packed) <= MOST_NAME_BYTES:
+            raise UsageError(
+                f"samebits.WorkQueue({str(name)[:80]!r}): a name is a text of 1 to {MOST_NAME_BYTES} bytes. Fix: name "
+                "it shorter"
+            )
+        self._key = f"work/{name}"
+        self._items: dict[bytes, list[Any]] = {}  # of the puts that were used last
+        self._version = 0  # of the state, when it was seen last: it only rises
+        process = context.current(f"samebits.WorkQueue({name!r})")
+        process.begins[self._key] = self._begin
+        if process.generation is not None:
+            self._begin(process.generation)
+
+    def put(self, items: Iterable[Any], *, key: str | None = None) -> None:
+        """Put these at the end, all at once or not at all for each 64 KiB of them; said again it is done once.
+
+        So a rank that is started again may say again what it has put, and all ranks may put the same.
+
+        Args:
+            items: what msgpack has a place for: bytes, texts, numbers, lists and maps of them, each below 64 KiB.
+            key: what makes this put another one than an earlier one of equal items; by default the items themselves.
+
+        Raises:
+            UsageError: an item is not as above.
+            KeyValueError: there is no room: 512 puts are not done with, or ``samebits.kv`` is full.
+        """
+        if isinstance(items, str | bytes | bytearray | memoryview) or not isinstance(items, Iterable):
+            raise UsageError(
+                f"samebits.WorkQueue.put(): a {type(items).__name__} is one item, expected several. Fix: put([item])"
+            )
+        parts = list(_parts(items))
+        name = hashlib.blake2b(key.encode(errors="surrogatepass") if key is not None else b"".join(parts)).digest()
+        for number, part in enumerate(parts):
+            digest = hashlib.blake2b(name + str(number).encode(), digest_size=DIGEST_BYTES).digest()
+            count = len(msgspec.msgpack.decode(part))
+            while not self._put(digest, part, count):
+                continue
+
+    def _put(self, digest: bytes, part: bytes, count: int) -> bool:
+        """Whether that was done, now or earlier; else somebody changed the state meanwhile."""
+        state, version = self._read()
+        if any(one.key == digest for one in state.puts):
+            return True
+        items = key_value.read(self._of_items(digest))  # after the state: of one that is done with it was emptied first
+        if items.version and items.value == _DONE:
+            return True
+        wider = work_queue.put(state, digest, count)
+        if wider is None:
+            raise KeyValueError(
+                f"samebits.WorkQueue: {MAX_PUTS} puts are not done with, the most there may be. Fix: put more items at "
+                "once, or fewer at a time"
+            )
+        if not items.version and not self._set(self._of_items(digest), part, 0):
+            return False
+        return self._set(self._key, work_queue.SCHEMA.pack(wider), version)
+
+    def take(self, count: int = 1) -> list[Any]:
+        """The next items for this step, at most ``count`` of them; none where none waits now.
+
+        Call it between two commits, in the function that ``elastic.run`` calls. That a rank gets none says nothing
+        about the others: where the ranks are to stop together, let them agree, as by an ``all_reduce`` of how many each
+        has got.
+
+        Raises:
+            UsageError: outside of ``elastic.run``, or a count below 1.
+            KeyValueError: too many steps have taken items since the last checkpoint that every rank's disk holds.
+            GenerationEndedError: a member was lost; ``elastic.run`` handles it.
+        """
+        if not isinstance(count, int) or count < 1:
+            raise UsageError(f"samebits.WorkQueue.take({count!r}): expected 1 or more. Fix: ask for one")
+        process = context.current("samebits.WorkQueue.take()")
+        generation = process.generation
+        if generation is None or process.is_over or process.ending.is_through:
+            raise UsageError(
+                "samebits.WorkQueue.take(): outside of the training function no step would use the item. Fix: call it "
+                "in the function that samebits.elastic.run calls"
+            )
+        if process.agent.interrupted:
+            process.agent.check()
+        step = process.agent.step
+
+        def taken(state: WorkState) -> tuple[WorkState, tuple[WorkState, list[int]]]:
+            if state.generation > generation.generation:
+                raise GenerationEndedError("samebits.WorkQueue: a later generation has begun; this one is over")
+            state = work_queue.settle(state, generation.generation, _restore(generation))
+            found = work_queue.take(state, count, generation.generation, step)
+            if found is None:
+                raise KeyValueError(
+                    "samebits.WorkQueue: too many steps have taken items since the last checkpoint that every rank's "
+                    "disk holds. Fix: save oftener (CheckpointConfig), or take several items at once"
+                )
+            return found[0], (state, found[1])
+
+        state, numbers = self._change(taken)
+        return [self._item(state.put_of(number), number) for number in numbers]
+
+    def waiting(self) -> int:
+        """How many items wait now: ``samebits.report(queue=queue.waiting())``."""
+        return self._read()[0].waiting
+
+    # ---- the state
+
+    def _begin(self, generation: GenerationStarted) -> None:
+        """A generation begins, also one in which nothing is taken: what the last one has lost waits again."""
+
+        def settled(state: WorkState) -> tuple[WorkState, None]:
+            return work_queue.settle(state, generation.generation, _restore(generation)), None
+
+        self._change(settled)
+
+    def _change(self, change: Callable[[WorkState], tuple[WorkState, Result]]) -> Result:
+        """Change the state, by what it is at that moment."""
+        while True:
+            state, version = self._read()
+            changed, result = change(state)
+            committed = context.current("samebits.WorkQueue").agent.committed_point
+            if committed is not None:
+                changed, done = work_queue.forget(changed, committed.step)
+                for one in done:
+                    key_value.put(self._of_items(one.key), _DONE, durable=True)
+                changed = work_queue.dropped(changed, done)
+            if changed == state or self._set(self._key, work_queue.SCHEMA.pack(changed), version):
+                return result
+
+    def _read(self) -> tuple[WorkState, int]:
+        found = key_value.read(self._key)
+        if found.version < self._version:
+            raise KeyValueError(
+                f"samebits.WorkQueue: key {self._key!r}, which holds the queue, is gone: somebody has deleted it, or "
+                "the scheduler's RECOVERY_PATH was lost. Fix: keep RECOVERY_PATH on a disk that outlives its host"
+            )
+        self._version = found.version
+        if not found.version:
+            return WorkState(), 0
+        try:
+            return work_queue.SCHEMA.unpack(found.value), found.version
+        except (ProtocolError, TypeError) as error:
+            raise KeyValueError(
+                f"samebits.WorkQueue: key {self._key!r} holds no queue ({error}). Fix: give the queue another name"
+            ) from None
+
+    @staticmethod
+    def _set(key: str, value: bytes, version: int) -> bool:
+        return key_value.compare_and_set(key, value, version, durable=True) is not None
+
+    # ---- the items
+
+    def _of_items(self, digest: bytes) -> str:
+        return f"{self._key}/{digest.hex()}"
+
+    def _item(self, one: Put, number: int) -> Any:
+        if one.key not in self._items:
+            packed = key_value.get(self._of_items(one.key))
+            while len(self._items) >= KEPT_PUTS:
+                del self._items[next(iter(self._items))]
+            self._items[one.key] = msgspec.msgpack.decode(packed)
+        return self._items[one.key][number - one.first]
+
+
+def _restore(generation: GenerationStarted) -> int:
+    return 0 if generation.restore is None else generation.restore.step
+
+
+def _parts(items: Iterable[Any]) -> Iterator[bytes]:
+    """The items as msgpack arrays, each small enough for one key."""
+    part: list[msgspec.Raw] = []
+    size_bytes = 0
+    for item in items:
+        try:
+            packed = msgspec.msgpack.encode(item)
+            msgspec.msgpack.decode(packed)  # else it would fail on every rank, when it is taken
+        except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError, RecursionError) as error:
+            raise UsageError(
+                f"samebits.WorkQueue.put: an item that msgpack has no place for ({error}). Fix: put bytes, texts, "
+                "numbers, and lists and maps of them"
+            ) from None
+        if len(packed) > MOST_ITEMS_BYTES:
+            raise UsageError(
+                f"samebits.WorkQueue.put: an item of {len(packed)} bytes, at most {MOST_ITEMS_BYTES} are kept. Fix: "
+                "write it to a file that all hosts see, and put its path"
+            )
+        if size_bytes + len(packed) > MOST_ITEMS_BYTES:
+            yield msgspec.msgpack.encode(part)
+            part, size_bytes = [], 0
+        part.append(msgspec.Raw(packed))
+        size_bytes += len(packed)
+    if part:
+        yield msgspec.msgpack.encode(part)

@@ -1,0 +1,226 @@
+"""The audit of gradients (AUDIT=K): at every K-th step one rank's local gradient is computed again by another rank.
+
+Here lives the order of one audit on every rank, in front of ``optimizer.step()``. Never here: who has which part in it
+and what follows (``core.audits``), what is kept and computed (``state.kept_batch``). The one idea: before the step the
+weights still are the last commit's, so a wrong gradient costs no more than the step itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+from samebits.core.audits import Follows, Known, Roles, follows, judge, roles, sentence, teller, why_it_ends
+from samebits.errors import GenerationEndedError, UnequalError
+from samebits.service import log
+from samebits.training.group import ddp, transfer
+from samebits.training.group.group import is_communication_failure
+from samebits.training.process.context import Worker
+from samebits.training.state.base_state import State
+from samebits.training.state.kept_batch import Computed, KeptBatch, names_of
+from samebits.training.state.local_sgd import LocalSGD
+
+__all__ = ["Audits"]
+
+_MOST_BYTES = 2**30
+"""A batch of more bytes is not sent."""
+_NOTHING = -1
+"""Instead of a value: it was not computed."""
+
+
+class Audits:
+    """Of one process.
+
+    Args:
+        process: whose settings ask for it.
+        state: whose steps are counted.
+        saved_by: the step of the newest checkpoint that is not newer than a step; 0 where none is known.
+    """
+
+    def __init__(self, process: Worker, state: State, saved_by: Callable[[int], int]) -> None:
+        self._process = process
+        self._state = state
+        self._saved_by = saved_by
+        self._every = process.settings.audit
+        self._batch: KeptBatch | None = None
+        self._is_given_up = False
+        self._done = 0  # the last step that was audited
+        self._wrong: Counter[int] = Counter()  # by step
+        self._clean = 0  # the last step at which this process's gradient was found right
+        self._said: set[str] = set()
+
+    def begins(self) -> None:
+        """A generation begins."""
+        if not self._every:
+            return
+        if isinstance(self._state, LocalSGD):
+            self._say_once("the ranks of a LocalSGD train alone, each at its own pace")
+            return
+        self._done = 0
+        self._follow()
+
+    def close(self) -> None:
+        """Keep nothing, and leave the module as it was."""
+        if self._batch is not None:
+            self._batch.close()
+            self._batch = None
+
+    def before_step(self) -> None:
+        """An optimizer is about to step. A collective at the multiples of AUDIT.
+
+        Raises:
+            GenerationEndedError: a gradient was wrong, and the step is taken again.
+            UnequalError: so it was once more; what this process did last is not put on disk.
+        """
+        if not self._every:
+            return
+        is_followed = self._batch is not None
+        if not is_followed:
+            self._follow()
+        step, generation = self._state.completed_steps + 1, self._process.generation
+        if generation is None or step % self._every or step == self._done:
+            return
+        self._done = step
+        who = roles(step, self._every, generation.world_size)
+        if who is None:
+            self._say_once("a world of one: there is no other rank to compute a gradient again")
+            return
+        if self._batch is not None and not is_followed:
+            self._audit(step, who, generation.rank, None)  # built inside this generation: its first step was not seen
+        else:
+            self._audit(step, who, generation.rank, self._taken() if generation.rank == who.audited else None)
+
+    def _follow(self) -> None:
+        wrappers = ddp.wrappers()
+        if len(wrappers) == 1:
+            self._batch = KeptBatch(wrappers[0], self._wants)
+
+    def _wants(self) -> bool:
+        generation = self._process.generation
+        step = self._state.completed_steps + 1
+        if self._is_given_up or generation is None or step % self._every or step == self._done:
+            return False
+        who = roles(step, self._every, generation.world_size)
+        return who is not None and who.audited == generation.rank
+
+    def _taken(self) -> tuple[bytearray, Computed] | None:
+        if self._is_given_up:
+            return None
+        if self._batch is None:
+            self._say_once("exactly one DistributedDataParallel module can be audited, and there is none or several")
+            return None
+        taken = self._batch.take(_MOST_BYTES)
+        if isinstance(taken, str):
+            self._say_once(taken)
+            return None
+        return taken
+
+    def _audit(self, step: int, who: Roles, rank: int, taken: tuple[bytearray, Computed] | None) -> None:
+        device = self._process.device
+        has_module = self._batch is not None and not self._is_given_up
+        takes_part = has_module if rank != who.audited else taken is not None
+        if not all(transfer.gather(int(takes_part), device)):
+            return
+        computed: Computed | None = None
+        if taken is not None:
+            packed, computed = taken
+            transfer.send_bytes(packed, who.auditor, device)
+        elif rank == who.auditor:
+            computed = self._again(transfer.receive_bytes(who.audited, _MOST_BYTES * 2, device))
+        values = transfer.gather(_value(computed), device)
+        if values[who.auditor] == _NOTHING:
+            return
+        if values[who.audited] == values[who.auditor]:
+            if rank == who.audited:
+                self._clean = step
+            return
+        self._differs(step, who, rank, taken, computed)
+
+    def _differs(
+        self, step: int, who: Roles, rank: int, taken: tuple[bytearray, Computed] | None, computed: Computed | None
+    ) -> None:
+        """The audited rank and a third compute it, too, and all ranks come to the same decision."""
+        device = self._process.device
+        own: Computed | None = None
+        if taken is not None:
+            packed, _ = taken
+            if who.third is not None:
+                transfer.send_bytes(packed, who.third, device)
+            own = self._again(memoryview(packed))
+        elif rank == who.third:
+            computed = self._again(transfer.receive_bytes(who.audited, _MOST_BYTES * 2, device))
+        values = transfer.gather(_value(computed), device)
+        own_value, clean = transfer.tell([_value(own), self._clean], who.audited, device)
+        self._wrong[step] += 1
+        times = max(transfer.gather(self._wrong[step], device))  # who was started since knows of none
+        self._wrong[step] = times
+        part = self._first_part(who, computed)
+        fault = judge(who, dict(enumerate(values)), own_value, times)
+        then = follows(fault, times)
+        text = sentence(who, fault, part, then)
+        log.warn(f"step {step}: {text}")
+        if rank == teller(who, fault):
+            self._process.agent.report_oddity(step, text, is_verdict=True, comes_again=then is Follows.TAKE_AGAIN)
+        self._wait_for_all()  # who has decided leaves the group, and who has not yet would not know why
+        if then is Follows.STOP:
+            raise UnequalError(why_it_ends(step, text, who, Known(clean, self._saved_by(clean))))
+        if then is Follows.TAKE_AGAIN:
+            raise GenerationEndedError(f"rank {who.audited}'s gradient of step {step} was found wrong")
+        self._is_given_up = then is Follows.GIVE_UP
+
+    def _wait_for_all(self) -> None:
+        try:
+            transfer.gather(0, self._process.device)
+        except Exception as error:
+            if not is_communication_failure(error):
+                raise  # else another has decided the same, and left
+
+    def _first_part(self, who: Roles, computed: Computed | None) -> str:
+        """The first parameter whose gradient differs, on every rank."""
+        assert self._batch is not None, "all ranks have the same wrapper"
+        names, device = names_of(self._batch.module), self._process.device
+        digests = computed.digests if computed is not None else (0,) * len(names)
+        audited, auditor = (
+            transfer.tell([_signed(one) for one in digests], source, device) for source in (who.audited, who.auditor)
+        )
+        return names[Computed(tuple(audited)).first_other(Computed(tuple(auditor)))]
+
+    def _again(self, packed: memoryview) -> Computed | None:
+        """What is computed from the bytes; None, and it is said, where that cannot be."""
+        assert self._batch is not None, "all ranks have the same wrapper"
+        try:
+            with self._alone():
+                return self._batch.compute_again(packed)
+        except Exception as error:
+            self._say_once(f"another rank's gradient could not be computed again ({type(error).__name__}: {error})")
+            return None
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """A collective in here is refused: no other rank is in it."""
+        assert self._process.group is not None, "an audit is within a generation"
+        breaker = self._process.group.breaker
+        before, breaker.before_launch = breaker.before_launch, _refuse
+        try:
+            yield
+        finally:
+            breaker.before_launch = before
+
+    def _say_once(self, why: str) -> None:
+        if why not in self._said:
+            self._said.add(why)
+            log.warn(f"AUDIT={self._every}: this loop's gradients are not audited: {why}")
+
+
+def _refuse() -> NoReturn:
+    raise ValueError("its forward pass makes collectives of its own")
+
+
+def _value(computed: Computed | None) -> int:
+    return _NOTHING if computed is None else computed.value()
+
+
+def _signed(number: int) -> int:
+    return number - 2**64 if number >= 2**63 else number

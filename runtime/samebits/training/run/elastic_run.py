@@ -1,0 +1,493 @@
+"""One call of a training function under ``elastic.run``, through all its generations.
+
+Here lives the way from one generation to the next: wait in the rendezvous, form the group, become the restore point,
+call the function; when a member is lost, leave whatever collective this rank is in, go back to the last commit, and
+begin again. Never here: who is in a generation, what a state is made of, how a point is saved or obtained
+(``checkpoint.state_points``). The one idea: a survivor's
+memory holds the last commit, so a recovery moves state only to who lacks it, and disks are read where all memories
+together do not have it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from samebits.core.agent_events import EnterAgain, Entered
+from samebits.core.messages import GenerationStarted, Place, Progress
+from samebits.core.point import Point
+from samebits.errors import (
+    DuplicateNodeError,
+    FencedError,
+    GenerationEndedError,
+    HostsUpdatedInterrupt,
+    LayoutError,
+    RefusedError,
+    UnequalError,
+)
+from samebits.service import log
+from samebits.store import checkpoint as checkpoints
+from samebits.store.step_record import LogHeader
+from samebits.training import torch_private
+from samebits.training.checkpoint.replay import Replay, require_steps
+from samebits.training.checkpoint.state_points import StatePoints
+from samebits.training.group import ddp, flight_record, group
+from samebits.training.group import device as devices
+from samebits.training.main_thread_time import main_thread
+from samebits.training.process import numerics
+from samebits.training.process.context import Worker
+from samebits.training.process.member_info import MemberInfo
+from samebits.training.process.next_group import NextGroup
+from samebits.training.process.sigterm import Stage
+from samebits.training.run import huge_pages, watchdog
+from samebits.training.run.audits import Audits
+from samebits.training.run.interpreter_tuning import InterpreterTuning
+from samebits.training.run.step_times import StepTimes
+from samebits.training.run.warm_up import warm_up
+from samebits.training.run.whereabouts import Whereabouts
+from samebits.training.state.base_state import State
+from samebits.training.state.checkpoint_config import StepLog
+from samebits.training.state.loop_habits import last_batch
+
+__all__ = ["ElasticRun"]
+
+UNCOMMITTED_AT = 100
+_LOOK_S = 0.1
+_SETTLED_AT = 3
+"""At this commit of a process everything a step needs has been made, and its first, slow steps are over."""
+
+Result = TypeVar("Result")
+
+
+class ElasticRun:
+    """The running ``elastic.run`` of one process: of a worker, or of a spare that may become one at any moment."""
+
+    def __init__(self, process: Worker, state: State) -> None:
+        self._process = process
+        self._agent = process.agent
+        self._state = state
+        self._points = StatePoints(process, state)
+        self._live: Point | None = None  # the commit this process holds while it waits
+        self._back_to: Point | None = None  # it has gone back as far, as a round had asked
+        self._failed_with = ""  # the runtime's own error that ended the last generation here
+        self._is_new = True  # no generation has begun in this process
+        self._tuning = InterpreterTuning()
+        self._next_group: NextGroup | None = None
+        self._step_log = StepLog.of(state.checkpoint_config.step_log)
+        self._replay: Replay | None = None
+        self._audits = Audits(process, state, lambda step: self._points.folder.saved_by(step))
+        self._comparison: Callable[[], None] | None = None  # of the state this generation began with
+        self._commits = 0  # of this process
+        self._uncommitted = 0  # optimizer steps since its last commit
+        measures = process.settings.straggler != "off"
+        self._step_times = StepTimes(process.settings.heartbeat_interval_s if measures else None)
+        torch_private.follow_batches(_took_batch)
+        if self._step_log is not None:
+            require_steps(state)
+        if process.admitted.slot is None:
+            warm_up(state, process.device, process.group)
+        self._take_seat()
+
+    def run(self, call: Callable[[], Result]) -> Result | None:
+        """Call the function until it returns in a generation that ends well.
+
+        Where that comes to nothing, this process's last commit is on its disk before the error goes on.
+        """
+        while True:
+            try:
+                return self._run(call)
+            except FencedError as error:
+                if not error.may_return or self._state.shards():  # they lie as the old rank's
+                    raise
+                reason = str(error)
+            except (DuplicateNodeError, RefusedError):
+                raise  # the folder is another process's
+            except UnequalError:
+                raise  # nobody is to go on from what this rank did last
+            except BaseException:
+                self._points.save_last_commit()
+                raise
+            self._come_back(reason)
+
+    def _run(self, call: Callable[[], Result]) -> Result | None:
+        self._process.departure.stage = Stage.TRAINING
+        while True:
+            lost = None
+            try:
+                generation = self._enter()
+                if isinstance(generation, Point):
+                    self._process.is_over = True
+                    self._points.load_final(generation)
+                    return None
+                self._begin(generation)
+                result = call()
+                self._finish(generation)
+                self._process.departure.obey()
+                return result
+            except Exception as error:
+                if not group.is_communication_failure(error):
+                    raise
+                is_own = type(error) is GenerationEndedError and not self._agent.interrupted
+                self._failed_with = str(error) if is_own else ""
+                lost = str(error) if type(error) is GenerationEndedError else f"a collective failed: {_in_short(error)}"
+                gently = isinstance(error, HostsUpdatedInterrupt)
+            self._leave(lost, gently)  # outside the handler: the traceback is gone, and with it what it kept alive
+
+    def close(self) -> None:
+        """The function is through, or failed for good."""
+        self._process.departure.stage = Stage.OUTSIDE
+        ddp.generation_ended()
+        self._audits.close()
+        self._tuning.end()
+        generation = self._points.generation
+        self._state.bind(None, 0 if generation is None else generation.rank)
+        self._points.release()
+        if self._replay is not None:
+            self._replay.close()
+
+    # ---- the state's commits
+
+    def before_step(self) -> None:
+        """What a commit needs all ranks for is done while a failure still leaves this rank at its last commit.
+
+        On an accelerator a collective is only queued when its call returns. Were it given up after the step was queued
+        behind it, the step would use what was never reduced, and this rank would take that for its next commit.
+        """
+        self._uncommitted += 1
+        if self._uncommitted == UNCOMMITTED_AT:
+            log.warn(
+                f"{UNCOMMITTED_AT} optimizer steps and no state.commit(): a loss now would lead back to before them. "
+                "Fix: call state.commit() after every optimizer.step()"
+            )
+        self._require_equal()
+        ddp.sync_buffers_all()
+        ddp.settle_all()
+        if self._process.device.type != "cpu" and self._process.group is not None:
+            began_s = time.perf_counter()
+            devices.settle(self._process.device)
+            main_thread.waited_for_others(began_s)  # what it computes and what it waits for is one to the host
+            self._process.group.breaker.check()
+        self._audits.before_step()
+        if self._replay is not None:
+            self._replay.before_step()
+
+    def save(self) -> None:
+        """The state as it stands is a commit: remember it, and save it where it is time to."""
+        self._step_times.commit_begins()
+        self._state.require_no_anomaly()
+        self._require_equal()
+        generation, points, state = self._points.present(), self._points, self._state
+        step = state.completed_steps
+        ddp.sync_buffers_all()  # where a forward pass came after the step
+        layouts = ddp.settle_all()
+        points.commits += 1
+        self._commits += 1
+        if self._commits == _SETTLED_AT:
+            huge_pages.gather_aside()
+        state.remember(Point(step, generation.generation))
+        points.keep_generators(Point(step, generation.generation))
+        if layouts is None:
+            state.forget()
+        else:
+            points.layouts = layouts
+        self._agent.step = step
+        if self._replay is not None:
+            self._replay.committed(step)
+        if points.due.is_at(step):  # on every rank, whatever its disk does
+            began_s = time.monotonic()
+            with points.due.saving():
+                points.save(step)
+            self._agent.stalled_s += time.monotonic() - began_s
+        else:
+            points.leave_out(step)
+        self._agent.pace = self._step_times.commit_ends(step)
+        self._process.device_view.committed()
+
+    def flush(self) -> None:
+        """Return once everything saved so far is durable."""
+        self._points.folder.flush()
+
+    def check(self) -> None:
+        """Raise what ended the generation, or asks this rank to leave it, or the job; every commit comes here."""
+        self._uncommitted = 0
+        if self._agent.must_end is None:
+            self._process.departure.obey()
+        self._agent.check()
+
+    def sync(self) -> None:
+        """Make every rank's state rank 0's."""
+        self._points.take_from_rank_0()
+        self._state.begin(Point(self._state.completed_steps, self._points.present().generation))
+
+    # ---- from one generation to the next
+
+    def _take_seat(self) -> None:
+        """The process was admitted: as a spare, or for a slot."""
+        slot = self._process.admitted.slot
+        if slot is None:
+            self._points.start_writer_ahead()
+            log.say("this spare is warm: it takes the place of the next worker that is lost")
+        else:
+            self._points.take_slot(slot)
+        self._state.bind(self, slot or 0)
+
+    def _come_back(self, reason: str) -> None:
+        """Another node has this process's slot: begin anew, with what is warm, where there is room for one more."""
+        log.warn(f"{reason}: it asks for a seat again, and takes nothing along")
+        self._go_outside()
+        if self._process.group is not None:
+            self._process.group.drop()
+            self._process.group = None
+        self._begin_to_connect(None)
+        self._state.forget()
+        self._live = None
+        if self._replay is not None:
+            self._replay.close()
+            self._replay = None
+        self._points.release()
+        self._points = StatePoints(self._process, self._state)
+        try:
+            with self._process.departure.waits():
+                self._process.take_seat_again()
+        except RefusedError as error:
+            raise FencedError(f"{reason}; there is no other seat for it: {error}") from error
+        self._agent = self._process.agent
+        self._take_seat()
+
+    def _enter(self) -> GenerationStarted | Point:
+        self._tuning.begin()
+        self._numerics = numerics.describe(self._process.device)
+        self._begin_to_connect(self._next_place())
+        with self._process.departure.waits(), self._tuning.waits():
+            generation = self._agent.enter(self._entry(look=False), self._enter_again)
+        if isinstance(generation, Point):
+            self._begin_to_connect(None)
+        return generation
+
+    def _next_place(self) -> Place | None:
+        """The one the open round offers; before there is any, the present one, or the seat's; none for a spare."""
+        offered, present = self._agent.offered_place, self._points.generation
+        slot, world_size = self._process.admitted.slot, self._process.admitted.world_size
+        if offered is not None:
+            return offered
+        if present is not None:
+            return Place(present.slot, present.rank, present.world_size)
+        return None if slot is None or slot >= world_size else Place(slot, slot, world_size)  # else a round will tell
+
+    def _begin_to_connect(self, place: Place | None) -> None:
+        """The next group is that of this place; what was begun for another one is given up."""
+        if self._next_group is not None and self._next_group.place != place:
+            self._next_group.group.drop()
+            self._next_group = None
+        if place is not None and self._next_group is None:
+            self._points.take_slot(place.slot)
+            self._next_group = self._process.take_next_group(place)
+
+    def _enter_again(self, asked: EnterAgain) -> Entered:
+        """The round wants to know what the disk holds, or has another place for this process, or all go back."""
+        if asked.back_to is not None and asked.back_to != self._back_to:
+            self._live, self._back_to = self._points.go_back(asked.back_to), asked.back_to
+        if asked.place is not None:
+            self._begin_to_connect(asked.place)
+        return self._entry(look=asked.look, committed=asked.committed)
+
+    def _entry(self, *, look: bool, committed: Point | None = None) -> Entered:
+        group = self._next_group
+        return Entered(
+            points=tuple(self._points.held(committed)) if look else (),
+            own_parts=self._state.has_own_parts,
+            numerics=self._numerics,
+            blob=b"" if group is None else group.blob(),
+            place=None if group is None else group.place,
+            live=self._live,
+            looked=look,
+            commits=self._points.commits,
+            copies=tuple(self._points.copies()) if look else (),
+            page=self._points.page(),
+            orphaned_pages=self._points.orphaned_pages(),
+            live_step=self._points.generators.live_step(self._live, self._points.commits),
+            back_to=self._back_to,
+            folder=self._points.searched if look else "",
+            failed_with=self._failed_with,
+        )
+
+    def _begin(self, generation: GenerationStarted) -> None:
+        began = time.monotonic()
+        process, is_first = self._process, self._is_new
+        self._is_new, self._back_to = False, None
+        self._points.generation = process.generation = generation
+        process.publish_place()
+        self._begin_to_connect(Place(generation.slot, generation.rank, generation.world_size))
+        assert self._next_group is not None, "a generation's member has a place"
+        if not self._agent.is_addressed:  # what it entered with was made for another one
+            self._agent.publish(generation.generation, self._next_group.blob())
+        before, process.group, self._next_group = process.group, self._next_group.begins(generation, self._agent), None
+        if before is not None:  # the group of this process alone: the next one connects meanwhile
+            before.step_aside()
+        self._watch(process.group)
+        try:
+            formed = process.group.form()
+        finally:
+            if before is not None:
+                before.drop()
+        if not is_first or generation.world_size != process.admitted.world_size:
+            self._state.on_reset()
+        self._restore(generation, formed)
+        self._points.exchange_copies(formed)
+        if generation.watches is not None:
+            beside = MemberInfo.unpack(formed.info_of(generation.watches))
+            if beside.life_sign is not None:
+                self._agent.watch(beside.node, beside.life_sign)
+        self._agent.step = self._state.completed_steps
+        for told in process.begins.values():
+            told(generation)
+        self._agent.observe, self._agent.pace = self._whereabouts(formed), None
+        self._step_times.begin(self._state.completed_steps, generation.world_size)
+        self._audits.begins()
+        self._agent.trains(generation.generation)
+        self._tuning.end()
+        log.say(
+            f"generation {generation.generation}: rank {generation.rank} of {generation.world_size} "
+            f"{'begins at' if generation.restore is None else 'goes on from'} step {self._state.completed_steps}, "
+            f"{time.monotonic() - began:.3f} s after it was told ({generation.text})"
+        )
+
+    def _whereabouts(self, formed: group.Group) -> Callable[[], Progress | None]:
+        timeout_s = self._process.settings.step_timeout_s
+        return Whereabouts(lambda: self._agent.step, lambda: formed.collectives, timeout_s).look
+
+    def _watch(self, formed: group.Group) -> None:
+        """From now on the control thread can break the group, whatever this thread is blocked in."""
+        record = self._record_flight if self._process.device.type != "cpu" else None
+        self._agent.on_break = watchdog.guarded(formed.break_, record)
+        self._agent.check()
+
+    def _record_flight(self, reason: str) -> None:
+        flight_record.write(self._process.settings.log_dir, self._agent.node, reason)
+
+    def _leave(self, reason: str, gently: bool) -> None:
+        """The generation is over for this rank: say so before anything slow, and keep nobody waiting for it."""
+        self._tuning.begin()
+        if not gently:
+            self._agent.report_failure()
+        self._go_outside()
+        step = self._state.completed_steps
+        if self._process.group is not None:
+            self._process.group.break_(reason)
+            self._process.group.drop()
+            self._process.group = None
+        self._live = self._state.recall()
+        told = self._agent.interrupted or gently  # then the control thread has said why already
+        why = "" if told else f": {reason}"
+        kept = "" if self._live is not None else "; the last commit is no longer in memory"
+        log.warn(f"left the generation at step {step}{why}{kept}")
+
+    def _go_outside(self) -> None:
+        """Between two generations: nothing is there to be broken, awaited or compared."""
+        self._agent.on_break, self._agent.observe = _nothing_to_break, _nowhere
+        self._comparison = None
+        self._audits.close()
+        watchdog.left()
+
+    # ---- state
+
+    def _restore(self, generation: GenerationStarted, formed: group.Group) -> None:
+        state, points, point = self._state, self._points, generation.restore
+        state.bind(self, generation.rank)
+        if point is None:
+            points.start_from_rank_0(formed)
+            point = Point(state.completed_steps, generation.generation)
+        else:
+            points.exchange_pages()
+            points.obtain(point, self._live, formed)
+        points.due.begins(state.completed_steps, generation)
+        state.begin(point)
+        points.begin_comparing(point)
+        points.keep_generators(point)
+        formed.breaker.before_launch = points.generators.before_collective
+        self._comparison = points.begin_comparison()
+        self._log_steps(generation)
+
+    def _require_equal(self) -> None:
+        """All ranks have begun this generation with the same state; known before the first step or commit is made."""
+        if self._comparison is not None:
+            comparison, self._comparison = self._comparison, None
+            try:
+                comparison()
+            except LayoutError:
+                self._state.forget()  # whichever rank's is wrong: none may become the job's last commit
+                self._points.wait_for_all()  # else the first to die of it is a lost peer to who has not compared yet
+                raise
+
+    def _log_steps(self, generation: GenerationStarted) -> None:
+        """From here on every step is logged before it is taken, where the user wants that."""
+        if self._step_log is None:
+            return
+        if self._replay is None or self._replay.slot != generation.slot:
+            if self._replay is not None:
+                self._replay.close()
+            header = LogHeader(self._process.admitted.job, generation.slot, self._agent.node)
+            directory = checkpoints.rank_directory(self._points.local_folder(), generation.slot)
+            self._replay = Replay(self._step_log, self._state, directory, header, self._points.folder.oldest_step)
+        self._replay.begin(generation, self._state.completed_steps)
+
+    # ---- the end
+
+    def _finish(self, generation: GenerationStarted) -> None:
+        """Make the last commit durable and wait until that is so on every rank; until then this rank may be needed."""
+        state = self._state
+        self._require_equal()
+        if state.uncommitted_steps:
+            log.warn(
+                f"the training function returned {state.uncommitted_steps} steps after its last state.commit(): they "
+                "are committed now; call state.commit() after every step"
+            )
+        step = state.completed_steps
+        self._agent.step = step
+        ddp.sync_buffers_all()
+        point = Point(step, generation.generation)
+        state.remember(point)
+        if self._replay is not None:
+            self._replay.committed(step)
+            self._replay.finished()
+        self._points.save_last(step, self._wait_for_room)
+        digests = self._points.digests.through(point, averages=bool(self._points.layouts))
+        self._agent.complete(generation.generation, step, digests)
+        self._points.discard_memory()
+        self._agent.on_break, self._agent.observe = _nothing_to_break, _nowhere
+
+    def _wait_for_room(self, pause_s: float) -> None:
+        """Wait before the last state is saved again; no hang is suspected meanwhile.
+
+        Raises:
+            GenerationEndedError: a member was lost, and this rank is needed again.
+            SameBitsError: the job ends, or this process is asked to leave it.
+        """
+        self._agent.observe = _nowhere
+        until_s = time.monotonic() + pause_s
+        while time.monotonic() < until_s:
+            self.check()
+            time.sleep(_LOOK_S)
+
+
+_NOISE = re.compile(r"^(Got the following error when running the callback: )?(\w+Error: )?(\[[^\]]*\]\s*)?")
+
+
+def _in_short(error: Exception) -> str:
+    """One line: gloo's errors begin with a source file and end with advice for another program."""
+    return _NOISE.sub("", str(error).splitlines()[0]).partition(". ")[0][:200]
+
+
+def _took_batch(began_s: float, sampler: object) -> None:
+    main_thread.waited_for_data(began_s)
+    last_batch.taken(sampler)
+
+
+def _nothing_to_break(_reason: str) -> None:
+    """Between two generations there is no group."""
+
+
+def _nowhere() -> None:
+    """Between two generations nobody is waited for."""

@@ -1,0 +1,71 @@
+"""The pieces of all ranks, put together: what a state is that no rank holds.
+
+Never here: where the ranks' points are, what they are written as. The one idea: every piece says where it lies, so the
+ranks' order means nothing, and what is not covered by any piece is an error that says so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from samebits.errors import CheckpointError
+from samebits.training import value_trees
+from samebits.training.sharding.pieces import PIECE, Piece
+
+__all__ = ["has_pieces", "whole"]
+
+
+def whole(tree: Any, owns: Sequence[Mapping[str, Any]], path: str = "state") -> Any:
+    """The tree of one rank's point with whole tensors where pieces were.
+
+    Args:
+        tree: the values of any rank's point.
+        owns: every rank's own pieces, by path.
+        path: of the tree, as it was when they were taken out.
+
+    Raises:
+        CheckpointError: a part of a tensor is missing.
+    """
+    if isinstance(tree, dict) and tree.keys() == {PIECE}:
+        return _together(tree[PIECE], owns, path)
+    items = value_trees.children(tree)
+    if items is None:
+        return tree
+    return value_trees.rebuilt(tree, [(key, whole(item, owns, f"{path}.{key}")) for key, item in items])
+
+
+def _together(shared: Mapping[str, Any], owns: Sequence[Mapping[str, Any]], path: str) -> torch.Tensor:
+    try:
+        return _put_together(shared, owns, path)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, StopIteration, RuntimeError) as error:
+        raise CheckpointError(f"{path}: the points' pieces of it are not as they were saved: {error!r}") from None
+
+
+def _put_together(shared: Mapping[str, Any], owns: Sequence[Mapping[str, Any]], path: str) -> torch.Tensor:
+    found: dict[tuple[tuple[int, ...], tuple[int, ...]], tuple[Piece, torch.Tensor]] = {}
+    for own in owns:
+        if path in own:
+            part: torch.Tensor = own[path]["local"]
+            piece = Piece.from_plain(shared, own[path]["offsets"], part.shape)
+            found[piece.offsets, piece.sizes] = piece, part  # of copies any one: they are equal
+    covered, expected = sum(part.numel() for _, part in found.values()), math.prod(shared["shape"])
+    if covered != expected:
+        raise CheckpointError(
+            f"{path}: the points of {len(owns)} ranks hold {covered} of its {expected} elements: those of all "
+            f"{math.prod(shared['mesh'])} ranks of one step are needed"
+        )
+    tensor = torch.empty(shared["shape"], dtype=next(part.dtype for _, part in found.values()))
+    for piece, part in found.values():
+        piece.cut(tensor).copy_(part)
+    return tensor
+
+
+def has_pieces(tree: Any) -> bool:
+    """Whether somewhere in the tree there is a piece, and no tensor."""
+    if isinstance(tree, dict) and tree.keys() == {PIECE}:
+        return True
+    return any(has_pieces(item) for _, item in value_trees.children(tree) or ())

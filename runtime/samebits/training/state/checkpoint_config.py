@@ -1,0 +1,198 @@
+"""``CheckpointConfig`` and ``StepLog``: how often a job saves, where, how much it keeps, and whether it logs steps.
+
+Here live the values and what they may be. Never here: when the next save is due, or what is written. The one idea: a
+wrong value is one sentence when the object is made, not a surprise at the hundredth step; and a name of MindSpore's
+that has no meaning here is taken with the one value that says what happens anyway, and refused with any other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, InitVar, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from samebits.config import WrongValueError, folder_or_url
+from samebits.errors import UsageError
+from samebits.store.checkpoint import is_prefix
+from samebits.urls import without_credentials
+
+__all__ = ["AUTO", "CheckpointConfig", "StepLog"]
+
+AUTO: Literal["auto"] = "auto"
+DEFAULT_STEPS = 100
+MIN_KEPT = 2
+WHEN_BUSY = ("wait", "skip")
+RAISE, WARN = "raise", "warn"
+
+_MINDSPORES: dict[str, tuple[tuple[Any, ...], str]] = {
+    "keep_checkpoint_per_n_minutes": (
+        (None, 0),
+        "points are kept by their number: give keep_checkpoint_max, and save_checkpoint_seconds to space them",
+    ),
+    "integrated_save": (
+        (True,),
+        "every rank's point is whole by itself: leave it out, and read a part of one with `samebits ckpt export`",
+    ),
+    "saved_network": ((None,), "what is saved is the state: give the network to samebits.elastic.TorchState"),
+    "append_info": (
+        (None, []),
+        "what is saved is the state: give such values to it, as in samebits.elastic.TorchState(…, epoch=0)",
+    ),
+    "enc_key": ((None,), "points are not encrypted: put CHECKPOINT_PATH on an encrypted file system"),
+    "enc_mode": (("AES-GCM",), "points are not encrypted: put CHECKPOINT_PATH on an encrypted file system"),
+    "exception_save": (
+        (False,),
+        "the middle of a failed step is no state to go on from: leave it out, survivors remember the last commit",
+    ),
+    "crc_check": ((True,), "every chunk of a point is always hashed and compared: leave it out"),
+    "remove_redundancy": (
+        (False,),
+        "every rank saves the whole state, so that any one is enough: leave it out",
+    ),
+    "format": (("safetensors",), "points are safetensors files: leave it out; `samebits ckpt export` writes others"),
+}
+"""MindSpore's other names: the values that say what happens here anyway, and what to do instead of any other one."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepLog:
+    """How a rank logs its steps: ``CheckpointConfig(step_log=StepLog(…))``; ``step_log=True`` is all defaults.
+
+    Args:
+        digest_every: compute the digest of the weights in every so many steps, from 1 on. It reads all parameters once,
+            and copies those of an accelerator to the host.
+        on_divergence: what happens where a step that is done again is another one than was logged: ``"raise"`` a
+            :class:`~samebits.errors.DivergenceError` before it is taken, or ``"warn"`` once and go on.
+    """
+
+    digest_every: int = 1
+    on_divergence: str = RAISE
+
+    def __post_init__(self) -> None:
+        if self.digest_every < 1:
+            raise UsageError(f"StepLog(digest_every={self.digest_every}): expected 1 or more steps")
+        if self.on_divergence not in (RAISE, WARN):
+            raise UsageError(f"StepLog(on_divergence={self.on_divergence!r}): expected {RAISE!r} or {WARN!r}")
+
+    @classmethod
+    def of(cls, asked: bool | StepLog) -> StepLog | None:
+        """What was asked for; None where nothing was.
+
+        Raises:
+            UsageError: it is neither.
+        """
+        if isinstance(asked, StepLog):
+            return asked
+        if not isinstance(asked, bool):
+            raise UsageError(f"step_log={asked!r}: expected True, False or a samebits.StepLog(…)")
+        return cls() if asked else None
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointConfig:
+    """How often this rank saves and how much it keeps (the names are MindSpore's).
+
+    Steps and seconds exclude each other. MindSpore ignores the seconds wherever steps are above 0, silently; here both
+    together are refused, and ``save_checkpoint_steps=0`` with seconds is taken as it is meant there.
+
+    Args:
+        save_checkpoint_steps: optimizer steps between two points, from 1 on; ``"auto"``: as often as pays, from what a
+            save costs and how often this job fails (:mod:`samebits.training.checkpoint.save_rhythm`). 100 where no
+            seconds are given.
+        save_checkpoint_seconds: seconds of training between two points; 0: steps are counted.
+        keep_checkpoint_max: whole points kept, at least 2: while one is being written another must be there.
+        async_save: training goes on as soon as the state is copied to memory of its own, and another process writes it
+            to disk; False: it waits for the disk.
+        when_busy: what a save that is due does while the one before it is not on disk yet: ``"wait"`` for that, or
+            ``"skip"`` this one. In a remote folder it is left out in any case: no step waits for a network.
+        buddy_copies: keep a copy of each rank's two newest points in the memory of another rank's host, sent there
+            beside the training, so that a host lost with its disk takes no rank's own parts along. ``"auto"``: where
+            the ranks are on more than one host; True: also between ranks of one host; False: none. It takes as much
+            shared memory again as ``async_save``, without which there are no copies.
+        directory: the job's checkpoint folder, a path or a URL; CHECKPOINT_PATH where it is None.
+        prefix: the name of a folder below it that takes the ranks' folders; none where empty.
+        step_log: log every step before it is taken and compare steps that are done again; a :class:`StepLog` says how.
+
+    Raises:
+        UsageError: a value that cannot be, or a name of MindSpore's that means something else than what happens here.
+    """
+
+    save_checkpoint_steps: int | Literal["auto"] | None = None
+    save_checkpoint_seconds: float = 0
+    keep_checkpoint_max: int = 5
+    _: KW_ONLY
+    directory: str | Path | None = None
+    async_save: bool = True
+    when_busy: str = "wait"
+    buddy_copies: bool | Literal["auto"] = AUTO
+    prefix: str = ""
+    step_log: bool | StepLog = False
+    keep_checkpoint_per_n_minutes: InitVar[int | None] = None
+    integrated_save: InitVar[bool] = True
+    saved_network: InitVar[Any] = None
+    append_info: InitVar[Any] = None
+    enc_key: InitVar[Any] = None
+    enc_mode: InitVar[str] = "AES-GCM"
+    exception_save: InitVar[bool] = False
+    crc_check: InitVar[bool] = True
+    remove_redundancy: InitVar[bool] = False
+    format: InitVar[str] = "safetensors"
+
+    def __post_init__(self, *mindspores: Any) -> None:
+        _require_what_happens_anyway(mindspores)
+        StepLog.of(self.step_log)
+        self._require_one_rhythm()
+        if type(self.keep_checkpoint_max) is not int or self.keep_checkpoint_max < MIN_KEPT:
+            raise UsageError(
+                f"keep_checkpoint_max={self.keep_checkpoint_max}: expected {MIN_KEPT} or more, because a crash while "
+                "one point is written must leave another"
+            )
+        if isinstance(self.directory, str):
+            try:
+                folder_or_url(self.directory)
+            except WrongValueError as wrong:
+                shown = without_credentials(self.directory)
+                raise UsageError(f"directory={shown!r}: {wrong.why or 'expected a folder or a URL'}") from None
+        if self.when_busy not in WHEN_BUSY:
+            raise UsageError(f"when_busy={self.when_busy!r}: expected {' or '.join(map(repr, WHEN_BUSY))}")
+        if type(self.buddy_copies) is not bool and self.buddy_copies != AUTO:
+            raise UsageError(f'buddy_copies={self.buddy_copies!r}: expected True, False or "auto"')
+        if self.prefix and not is_prefix(self.prefix):
+            raise UsageError(
+                f"prefix={self.prefix!r}: expected a folder's name of letters, digits, - and _ that begins with no "
+                "digit; the folder above it is directory"
+            )
+
+    def _require_one_rhythm(self) -> None:
+        steps, seconds = self.save_checkpoint_steps, self.save_checkpoint_seconds
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+            raise UsageError(f"save_checkpoint_seconds={seconds!r}: expected seconds above 0, or 0 to count steps")
+        if steps is None:
+            steps = 0 if seconds else DEFAULT_STEPS
+            object.__setattr__(self, "save_checkpoint_steps", steps)
+        if seconds and steps:
+            raise UsageError(
+                f"save_checkpoint_steps={steps!r} and save_checkpoint_seconds={seconds}: one of them says when to "
+                "save; leave the other one out"
+            )
+        if steps == AUTO or (seconds and steps == 0):
+            return
+        if type(steps) is not int or steps < 1:
+            raise UsageError(
+                f'save_checkpoint_steps={steps!r}: expected 1 or more optimizer steps, or "auto"; or give '
+                "save_checkpoint_seconds"
+            )
+
+    def folder_below(self, checkpoint_path: Path | str) -> Path | str:
+        """Where the ranks' folders of this state lie, absolute; ``checkpoint_path`` is the job's CHECKPOINT_PATH."""
+        given = self.directory or checkpoint_path
+        location = folder_or_url(given) if isinstance(given, str) else given
+        if isinstance(location, str):
+            return f"{location}/{self.prefix}".rstrip("/")
+        return Path(location, self.prefix).resolve()
+
+
+def _require_what_happens_anyway(given: tuple[Any, ...]) -> None:
+    for (name, (meant, instead)), value in zip(_MINDSPORES.items(), given, strict=True):
+        if not any(type(value) is type(one) and value == one for one in meant):
+            raise UsageError(f"{name}={value!r}: {instead}")

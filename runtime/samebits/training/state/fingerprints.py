@@ -1,0 +1,257 @@
+"""Cheap fingerprints of values that a script keeps between steps, to tell whether one has changed.
+
+A fingerprint is a tree of plain numbers and texts. It keeps no reference to the value and runs no code of the user's:
+types are compared by identity, attributes are read from ``__dict__``. Tensors are never read. A type that is not known
+here has a constant fingerprint, so it is never reported.
+"""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import random
+import sys
+import types
+from collections.abc import Callable, Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from samebits.training.group.calling_place import is_library
+
+__all__ = [
+    "MISSING",
+    "OPAQUE_ITERATORS",
+    "attribute",
+    "attributes_of",
+    "can_be_referred_to",
+    "fingerprint",
+    "has_type",
+    "is_library_type",
+    "is_users_object",
+    "modules_of",
+    "plain_function",
+    "scope_of",
+]
+
+MISSING: Any = object()
+_UNKNOWN = ("?",)
+_MOST_DEPTH = 4
+_ENDS = 4  # elements looked at from each end of a sequence
+_MOST_ITEMS = 64  # of a dict or set; of a module's tensors
+_MOST_MODULES = 100
+_MOST_BYTES = 65536  # of an array that is hashed whole
+_LISTS = (list, tuple)
+_DICTS = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
+_ITERATORS: tuple[type, ...] = (type(iter([])), type(iter(())), type(iter(range(0))))
+OPAQUE_ITERATORS = (enumerate, zip, map, filter, itertools.cycle, itertools.chain, itertools.islice)
+"""Iterators whose position cannot be read."""
+_type_mro: Callable[[object], tuple[type, ...]] = type.__dict__["__mro__"].__get__
+
+
+def type_line(value: object) -> tuple[type, ...]:
+    """Return the value's classes, whatever its metaclass says."""
+    line: tuple[type, ...] = _type_mro(type(value))
+    return line
+
+
+def has_type(value: object, *kinds: type) -> bool:
+    """Return whether one of these is among the value's classes; as isinstance, without the user's hooks."""
+    return any(one in kinds for one in type_line(value))
+
+
+def attributes_of(value: object) -> Mapping[str, Any]:
+    """Return the value's own ``__dict__``, or an empty one."""
+    kept: Any
+    for one in type_line(value):
+        kept = one.__dict__.get("__dict__")
+        if kept is not None:
+            if type(kept) not in (types.GetSetDescriptorType, types.MemberDescriptorType):
+                return {}
+            found = kept.__get__(value)
+            return found if type(found) is dict else {}
+    found = object.__getattribute__(value, "__dict__") if type(value) is types.ModuleType else {}
+    return found if type(found) is dict else {}
+
+
+def attribute(value: object, name: str) -> Any:
+    """Return an attribute as it is stored, or ``MISSING``: no property and no ``__getattr__`` is called."""
+    if issubclass(type(value), type):
+        line: tuple[type, ...] = _type_mro(value)
+        return next((one.__dict__[name] for one in line if name in one.__dict__), MISSING)
+    own = attributes_of(value)
+    if name in own:
+        return own[name]
+    if has_type(value, nn.Module):
+        for kept in ("_modules", "_parameters", "_buffers"):
+            if name in own.get(kept, {}):
+                return own[kept][name]
+    for one in type_line(value):
+        if name in one.__dict__:
+            found = one.__dict__[name]
+            return found.__get__(value) if type(found) is types.MemberDescriptorType and name in _slots(one) else found
+    return MISSING
+
+
+def _slots(owner: type) -> Collection[str]:
+    slots = owner.__dict__.get("__slots__", ())
+    return (slots,) if type(slots) is str else slots if type(slots) in (list, tuple) else ()
+
+
+def fingerprint(value: object, is_handled: Callable[[object], bool], depth: int = 0) -> Any:
+    """Return a small value that differs if ``value`` has changed; a constant for what the state restores."""
+    kind = type(value)
+    if kind in (int, bool, str, bytes, type(None)):
+        return (kind.__name__, value if kind in (int, bool) else hash(value))
+    if kind is float:
+        return ("float", float.hex(value))  # type: ignore[arg-type]
+    if depth > _MOST_DEPTH or is_handled(value):
+        return _UNKNOWN
+    following = depth + 1
+    if has_type(value, torch.Tensor):
+        return _tensor(value)
+    if kind in _LISTS or kind is collections.deque:
+        return _sequence(value, is_handled, following)
+    if kind in _DICTS:
+        items = list(itertools.islice(value.items(), _MOST_ITEMS))  # type: ignore[attr-defined]
+        inner = tuple((fingerprint(key, is_handled, 9), fingerprint(one, is_handled, following)) for key, one in items)
+        return ("dict", len(value), inner)  # type: ignore[arg-type]
+    if kind in (set, frozenset):
+        plain = sorted(hash(one) for one in itertools.islice(value, _MOST_ITEMS) if type(one) in (int, str))  # type: ignore[call-overload]
+        return ("set", len(value), tuple(plain))  # type: ignore[arg-type]
+    if kind is types.SimpleNamespace:
+        return fingerprint(dict(attributes_of(value)), is_handled, depth)
+    return _library_object(value, is_handled, following)
+
+
+def _tensor(value: Any) -> Any:
+    pointer = value.untyped_storage().data_ptr() if value.layout is torch.strided and not value.is_meta else 0
+    return ("tensor", pointer, value._version, tuple(value.shape), str(value.dtype))
+
+
+def _sequence(value: Any, is_handled: Callable[[object], bool], depth: int) -> Any:
+    size = len(value)
+    places = range(size) if size <= 2 * _ENDS else (*range(_ENDS), *range(size - _ENDS, size))
+    return (type(value).__name__, size, tuple(fingerprint(value[one], is_handled, depth) for one in places))
+
+
+def _library_object(value: Any, is_handled: Callable[[object], bool], depth: int) -> Any:
+    kind = type(value)
+    if has_type(value, random.Random):
+        is_plain = kind.getstate is random.Random.getstate
+        return ("random", hash(value.getstate())) if is_plain else _UNKNOWN
+    if has_type(value, torch.Generator):
+        return ("generator", hash(value.get_state().numpy().tobytes()))
+    if kind.__module__.partition(".")[0] == "numpy" and "numpy" in sys.modules:
+        return _numpy(value)
+    if kind is types.GeneratorType:
+        frame = value.gi_frame
+        if frame is None or any(map(is_handled, frame.f_locals.values())):
+            return _UNKNOWN
+        return _variables(frame.f_locals, is_handled, depth)
+    own = attributes_of(value)
+    if "_num_yielded" in own:  # a DataLoader's iterator
+        return _UNKNOWN if is_handled(own.get("_index_sampler")) else ("loader", own["_num_yielded"])
+    if kind in _ITERATORS:
+        return ("iterator", value.__length_hint__())
+    if kind is itertools.count:
+        return ("count", repr(value))
+    if has_type(value, nn.Module):
+        return ("module", tuple(_tensor(one) for one in itertools.islice(_tensors_of(value), _MOST_ITEMS)))
+    if has_type(value, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler):
+        return _variables(attributes_of(value), is_handled, depth)
+    return _UNKNOWN
+
+
+def _variables(values: Mapping[str, Any], is_handled: Callable[[object], bool], depth: int) -> Any:
+    """What a generator, an optimizer or a scheduler holds."""
+    return tuple((name, fingerprint(values[name], is_handled, depth)) for name in sorted(values)[:_MOST_ITEMS])
+
+
+def _numpy(value: Any) -> Any:
+    import numpy as np  # loaded already
+
+    kind = type(value)
+    if kind is np.random.Generator:
+        return ("numpy", hash(repr(value.bit_generator.state)))
+    if kind is np.random.RandomState:
+        _, keys, position, *rest = value.get_state()
+        return ("numpy", hash(keys.tobytes()), int(position), repr(rest))
+    if kind is np.ndarray and value.dtype.kind in "biufc":
+        flat = value.reshape(-1) if value.flags.c_contiguous else value.flat
+        part = flat if value.nbytes <= _MOST_BYTES else flat[:1024]
+        return ("ndarray", value.shape, value.dtype.str, hash(np.ascontiguousarray(part).tobytes()))
+    if has_type(value, np.generic) and value.dtype.kind in "biuf":
+        return ("scalar", repr(value.item()))
+    return _UNKNOWN
+
+
+def _tensors_of(module: Any) -> Any:
+    own = attributes_of(module)
+    for kept in ("_parameters", "_buffers"):
+        yield from (one for one in own.get(kept, {}).values() if one is not None)
+    for inner in own.get("_modules", {}).values():
+        if inner is not None:
+            yield from _tensors_of(inner)
+
+
+# ---- objects
+
+
+def scope_of(function: types.FunctionType) -> Callable[[str], Any]:
+    """Look up names as this function would: its cells, then its module."""
+
+    def look(name: str) -> Any:
+        names = function.__code__.co_freevars
+        if name in names and function.__closure__ is not None:
+            try:
+                return function.__closure__[names.index(name)].cell_contents
+            except ValueError:  # not filled yet
+                return MISSING
+        return function.__globals__.get(name, MISSING)
+
+    return look
+
+
+def is_library_type(value: object) -> bool:
+    """Whether the value's class is not the user's own."""
+    return not is_users_object(value)
+
+
+def is_users_object(value: object) -> bool:
+    """Whether it is an instance of a class that the script or a module beside it defines."""
+    kind = type(value)
+    if value is MISSING or kind in (types.FunctionType, types.ModuleType, type) or kind.__module__ == "builtins":
+        return False
+    functions = (plain_function(one) for one in kind.__dict__.values())
+    return any(one is not None and not is_library(one.__code__.co_filename) for one in functions)
+
+
+def plain_function(value: object) -> types.FunctionType | None:
+    """The function under decorators, or None."""
+    for _ in range(8):
+        if type(value) in (staticmethod, classmethod) or type(value) is types.MethodType:
+            value = value.__func__  # type: ignore[attr-defined]
+        inner = attributes_of(value).get("__wrapped__") if value is not MISSING else None
+        if type(value) is types.FunctionType and (inner is None or not is_library(value.__code__.co_filename)):
+            return value
+        if inner is None:
+            return None
+        value = inner
+    return None
+
+
+def modules_of(value: Any) -> Iterator[Any]:
+    """Walk over a module and those inside, as far as is affordable."""
+    waiting, seen = [value], 0
+    while waiting and seen < _MOST_MODULES:
+        one = waiting.pop()
+        seen += 1
+        yield one
+        waiting += [inner for inner in attributes_of(one).get("_modules", {}).values() if inner is not None]
+
+
+def can_be_referred_to(value: object) -> bool:
+    """Return whether a weak reference to it can be made."""
+    return any("__weakref__" in one.__dict__ for one in type_line(value)) or type(value) is types.FunctionType

@@ -1,0 +1,155 @@
+"""Whether any random number generator of this process has drawn, for a few microseconds, and its states as bytes.
+
+Here lives the cheap look at Python's, NumPy's and torch's generators, and the packing of what was seen. Never here:
+when somebody looks, where the states go. The one idea: taking a state (625 Python numbers, a dict of NumPy's) costs
+more than comparing it, so the bytes that a generator keeps it in are compared where they lie.
+
+Two of these places are private to their libraries; each is compared with what the library itself tells before it is
+relied on, and where they differ the library is asked every time:
+
+- CPython's ``_random.Random`` has behind its object header an ``int`` index and 624 words (``_randommodule.c``).
+- NumPy's ``MT19937`` has at ``ctypes.state_address`` 624 words and an ``int`` position (``mt19937.h``). The second of a
+  pair of normal numbers lies elsewhere: where one is kept, NumPy is asked.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import struct
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+import torch
+
+from samebits.errors import CheckpointError
+
+__all__ = ["Generators", "unpack"]
+
+_WORDS = 624
+_MT_BYTES = 4 * (_WORDS + 1)
+_PYTHON = struct.Struct("=i624I")
+_PYTHON_VERSION = 3  # of random.getstate(); it says so itself
+_Seen = tuple[Any, ...]
+
+
+class Generators:
+    """The generators of this process, as the last look has found them.
+
+    Attributes:
+        version: grows whenever a look finds that one has drawn or was seeded.
+    """
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._python = _look_at_python()
+        self._numpy = _NumpyLook()
+        self._seen: _Seen = ()
+        self._packed: bytes | None = None
+        self._accelerator = _look_at_accelerator()
+        self._torch = torch.default_generator.get_state
+
+    def look(self) -> bool:
+        """Whether any has changed since the last look."""
+        seen = (self._python(), self._torch().numpy().tobytes(), self._numpy.look(), self._accelerator())
+        if seen == self._seen:
+            return False
+        self._seen, self._packed = seen, None
+        self.version += 1
+        return True
+
+    def packed(self) -> bytes:
+        """The states that the last look has found; :func:`unpack` makes of them what ``rng.restore`` takes."""
+        if self._packed is None:
+            packed: bytes = msgpack.packb(self._seen, use_bin_type=True)
+            self._packed = packed
+        return self._packed
+
+
+def unpack(packed: bytes) -> dict[str, Any]:
+    """A tree as ``rng.capture`` gives it.
+
+    Raises:
+        CheckpointError: these are no packed states.
+    """
+    try:
+        (words, gauss), cpu, numpy, accelerator = msgpack.unpackb(packed, raw=False, use_list=False)
+        index, *rest = _PYTHON.unpack(words)
+        state: dict[str, Any] = {"python": (_PYTHON_VERSION, (*rest, index), gauss), "torch": _tensor(cpu)}
+        if numpy is not None:
+            name, keys, position, has_gauss, cached = numpy
+            keys = torch.frombuffer(bytearray(keys), dtype=torch.uint32)
+            state["numpy"] = (name, keys, position, has_gauss, cached)
+        if accelerator is not None:
+            state[accelerator[0]] = _tensor(accelerator[1])
+    except (ValueError, TypeError, struct.error, msgpack.UnpackException) as error:
+        raise CheckpointError(f"{len(packed)} bytes that are no generators' states: {error}") from None
+    return state
+
+
+def _tensor(content: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8)
+
+
+def _look_at_python() -> Callable[[], tuple[bytes, float | None]]:
+    """Index and words, and the second of a pair of normal numbers."""
+    inst: Any = random._inst
+    told = _ask_python()
+    if sys.implementation.name == "cpython" and type(inst).__basicsize__ >= object.__basicsize__ + _MT_BYTES:
+        place = (ctypes.c_char * _MT_BYTES).from_address(id(inst) + object.__basicsize__)
+        if place.raw == told[0]:
+            return lambda: (place.raw, inst.gauss_next)
+    return _ask_python
+
+
+def _ask_python() -> tuple[bytes, float | None]:
+    _, (*words, index), gauss = random.getstate()
+    return _PYTHON.pack(index, *words), gauss
+
+
+class _NumpyLook:
+    """NumPy's global generator, once somebody has loaded it."""
+
+    def __init__(self) -> None:
+        self._random: Any = None
+        self._bits: Any = None
+        self._place: Any = None  # of the present generator's words, where they are known to lie there
+        self._raw = b""
+        self._told: tuple[Any, ...] | None = None
+
+    def look(self) -> tuple[Any, ...] | None:
+        """As ``numpy.random.get_state`` gives it, the keys as bytes; the very same object while nothing has changed."""
+        if self._random is None:
+            self._random = sys.modules.get("numpy.random")
+        return self._told if self._random is None or self._is_as_told() else self._ask()
+
+    def _is_as_told(self) -> bool:
+        if self._told is None or self._place is None or self._told[3]:
+            return False
+        return self._bits is self._random.get_bit_generator() and self._raw == self._place.raw
+
+    def _ask(self) -> tuple[Any, ...]:
+        name, keys, position, has_gauss, cached = self._random.get_state()
+        told = (str(name), keys.tobytes(), int(position), int(has_gauss), float(cached))
+        bits = self._random.get_bit_generator()
+        if bits is not self._bits:
+            self._bits, self._place = bits, None
+            if name == "MT19937":
+                self._place = (ctypes.c_char * _MT_BYTES).from_address(bits.ctypes.state_address)
+        if self._place is not None:
+            self._raw = self._place.raw
+            if self._raw != told[1] + struct.pack("=i", position):
+                self._place = None
+        self._told = told
+        return told
+
+
+def _look_at_accelerator() -> Callable[[], tuple[str, bytes] | None]:
+    """The current device's, under the name of its type."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None:
+        return lambda: None
+    state_of, kind = torch.get_device_module(found).get_rng_state, found.type
+    return lambda: (kind, state_of().numpy().tobytes())

@@ -1,0 +1,358 @@
+"""The last commit, in this process's memory: what it costs to keep, and whether it can still be had.
+
+Until an optimizer begins its next step, weights and moments *are* the last commit, so a commit after every step copies
+only what a forward pass or the user's loop changes. Where several steps lie between two commits the tensors are copied
+as well, into the older of two buffers, so that one whole commit is there at any moment.
+
+A weight may change in the meantime, above all where an evaluation swaps an average in. A change in place raises the
+tensor's version, and then the commit comes from elsewhere. One through ``.data`` raises nothing. So a weight is copied
+aside the moment a script reads its ``.data`` between a commit and the next step, before it can be written to, and one
+whose ``.data`` is set gets its own memory back. A script that uses neither pays nothing for it.
+"""
+
+from __future__ import annotations
+
+import operator
+import weakref
+from collections.abc import Mapping, Sequence
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from samebits.core.point import Point
+from samebits.service import log
+from samebits.training import torch_private
+from samebits.training.group.calling_place import calling_place
+from samebits.training.sharding.pieces import local
+from samebits.training.state.behind_commit import Instruction, line_behind
+from samebits.training.state.handlers import StateHandler, copied_tree
+from samebits.training.state.module_state import are_alike
+
+__all__ = ["LastCommit"]
+
+
+_MANY_ALIASES = 8
+_LOOKED_AT = 4
+"""A loop that changes weights behind its commit does so after each of its first commits."""
+
+
+class _Uses:
+    """The weights whose ``.data`` a script has used since the last commit, and what is told of it, once."""
+
+    def __init__(self) -> None:
+        self._commit: Instruction | None = None
+        self._commits: dict[tuple[CodeType, int], Instruction] = {}
+        self._used: dict[int, _Weight] = {}
+        self._line_behind = ""  # of a use that a recovery at the last commit does not repeat
+        self._looks = _LOOKED_AT
+        self._has_told = False
+
+    def is_committed_in(self, frame: FrameType) -> None:
+        """The script calls ``commit()`` in this frame."""
+        key = (frame.f_code, frame.f_lasti)
+        if key not in self._commits:  # taking a function apart takes longer than all else in a commit
+            self._commits[key] = Instruction.present(frame)
+        self._commit = self._commits[key]
+
+    def add(self, weight: _Weight) -> None:
+        """A script uses its ``.data``."""
+        if not self._used and self._looks and self._commit is not None:
+            self._line_behind = line_behind(self._commit)
+        self._used[id(weight)] = weight
+
+    def begin(self) -> None:
+        """The weights as they stand are a commit."""
+        self._used = {key: one for key, one in self._used.items() if one.committed()}
+        self._line_behind = ""
+
+    def end(self) -> None:
+        """The next step begins with the weights as they stand."""
+        if self._line_behind and self._looks:
+            self._looks -= 1
+            if self.have_changed():
+                self._looks = 0
+                log.warn(
+                    f"{self._line_behind}: a weight is changed through its .data behind the commit, in the same loop: "
+                    "a recovery at that commit does not do it again, and what follows may have other bits than a run "
+                    "without a loss. Fix: change weights before state.commit()"
+                )
+
+    def assigned(self) -> None:
+        """A script is about to give a weight other memory."""
+        if not self._has_told:
+            self._has_told = True
+            log.warn(
+                f"{calling_place()}: a weight of the state is given another tensor's memory (parameter.data = …) "
+                "between two commits. After a loss it gets its own memory back, but what shares memory at a commit is "
+                "two tensors in a replacement. Fix: parameter.copy_(…) under torch.no_grad()"
+            )
+
+    def have_changed(self) -> bool:
+        """Whether one of them is known to differ from the last commit."""
+        return any(one.is_changed for one in self._used.values())
+
+    def move_home(self) -> None:
+        """Let each have the memory that it had at the last commit."""
+        for weight in self._used.values():
+            weight.move_home()
+
+    def put_back(self) -> None:
+        """Let each be the last commit's again."""
+        for weight in self._used.values():
+            weight.put_back()
+
+
+class _Weight:
+    """One weight of a commit, and what its ``.data`` was used for since.
+
+    Args:
+        tensor: the weight.
+        commit: that it belongs to.
+        uses: told when its ``.data`` is used.
+    """
+
+    __slots__ = ("__weakref__", "_aliases", "_commit", "_copy", "_home", "_is_copied", "_uses", "is_plain", "tensor")
+
+    def __init__(self, tensor: torch.Tensor, commit: LastCommit, uses: _Uses) -> None:
+        self.tensor = tensor
+        self.is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        self._commit = commit
+        self._uses = uses
+        self._aliases: list[weakref.ref[torch.Tensor]] = []  # that may still be written to
+        self._copy: torch.Tensor | None = None
+        self._is_copied = False  # since the last commit
+        self._home: torch.Tensor | None = None  # the memory it had at the last commit, if that was taken from it
+
+    def was_read(self, alias: torch.Tensor) -> None:
+        """A script has this alias from now on."""
+        if self._commit.is_in_step or not self._commit.is_running:
+            return  # an optimizer's own way to change it, or nothing is trained
+        if len(self._aliases) >= _MANY_ALIASES:
+            self._aliases = self._alive()
+        self._aliases.append(weakref.ref(alias))
+        self._uses.add(self)
+        if self._commit.is_exposed:
+            self._copy_aside()
+
+    def is_assigned(self) -> None:
+        """A script is about to set its ``.data``."""
+        commit = self._commit
+        if commit.is_in_step or not commit.is_running or commit.point is None or not self.is_plain:
+            return  # FSDP2's is another object's front, so that nothing follows
+        if self._home is None:
+            self._home = torch_private.data_of(self.tensor)
+        self._uses.add(self)
+        self._uses.assigned()
+
+    def committed(self) -> bool:
+        """The weight as it stands is a commit's; return whether an alias can still change it unseen."""
+        self._home, self._is_copied, self._aliases = None, False, self._alive()
+        if self._aliases and self._commit.is_exposed:
+            self._copy_aside()
+        return bool(self._aliases)
+
+    def move_home(self) -> None:
+        """Let it have the memory that it had at the last commit."""
+        if self._home is not None:
+            torch_private.give_data(self.tensor, self._home)
+            self._home = None
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether it is known to differ from the last commit."""
+        live = self._live()
+        if self._home is not None and self._home.data_ptr() != live.data_ptr():
+            return True
+        return self._is_copied and self._copy is not None and not torch.equal(live, self._copy)
+
+    def put_back(self) -> None:
+        """Let it be the last commit's again, if it may have been changed since."""
+        if self._is_copied and self._copy is not None:
+            self._live().copy_(self._copy)
+
+    def _copy_aside(self) -> None:
+        if self._is_copied:
+            return
+        live = self._live()
+        if self._copy is not None and are_alike([self._copy], [live]):
+            self._copy.copy_(live)
+        else:
+            self._copy = live.clone()
+        self._is_copied = True
+
+    def _live(self) -> torch.Tensor:
+        """This rank's memory of it, beside autograd and its versions."""
+        return torch_private.data_of(local(self.tensor))
+
+    def _alive(self) -> list[weakref.ref[torch.Tensor]]:
+        return [one for one in self._aliases if torch_private.is_alive(one)]
+
+
+_watched: dict[int, weakref.ref[_Weight]] = {}
+"""Those of all states, by the id of the tensor: one of a state that is gone may be another tensor's."""
+
+
+def _watch(weight: _Weight) -> None:
+    torch_private.watch_data(weight.tensor, _was_read, _is_assigned)
+    key = id(weight.tensor)
+
+    def gone(reference: weakref.ref[_Weight]) -> None:
+        if _watched.get(key) is reference:
+            del _watched[key]
+
+    _watched[key] = weakref.ref(weight, gone)
+
+
+def _was_read(tensor: torch.Tensor, alias: torch.Tensor) -> None:
+    weight = _found(tensor)
+    if weight is not None:
+        weight.was_read(alias)
+
+
+def _is_assigned(tensor: torch.Tensor) -> None:
+    weight = _found(tensor)
+    if weight is not None:
+        weight.is_assigned()
+
+
+def _found(tensor: torch.Tensor) -> _Weight | None:
+    reference = _watched.get(id(tensor))
+    weight = None if reference is None else reference()
+    return weight if weight is not None and weight.tensor is tensor else None
+
+
+class LastCommit:
+    """Remembers commits; tells whether the last one can be brought back, and brings it back.
+
+    Args:
+        handlers: of everything that belongs to the state, by name.
+
+    Attributes:
+        point: the last commit; None if there is none.
+        copies: whether every commit is copied.
+        is_in_step: an optimizer's ``step`` is running.
+        is_running: something is trained with the state, so that a loss may come.
+    """
+
+    def __init__(self, handlers: Mapping[str, StateHandler]) -> None:
+        self.point: Point | None = None
+        self.copies = False
+        self.is_in_step = False
+        self.is_running = False
+        self._handlers = handlers
+        self._slots: list[dict[str, Any]] = [{}, {}]
+        self._newest: dict[str, Any] | None = None  # the slot that holds the commit of ``point``
+        self._is_stepping = False  # an optimizer began a step since then
+        self._stepped: list[Sequence[torch.Tensor]] = []  # the tensors that are not copied, by handler
+        self._weights: list[_Weight] = []
+        self._versions = 0
+        self._places: list[int] = []
+        self._uses = _Uses()
+
+    def is_made_in(self, frame: FrameType) -> None:
+        """The script calls ``commit()`` in this frame."""
+        self._uses.is_committed_in(frame)
+
+    def stepping(self) -> None:
+        """An optimizer begins a step: from now on the live tensors are no commit."""
+        if not self._is_stepping and self.point is not None:
+            self._uses.end()
+        self._is_stepping = self.is_in_step = True
+
+    def stepped(self) -> None:
+        """An optimizer has ended a step."""
+        self.is_in_step = False
+
+    def copy_from_now_on(self) -> None:
+        """The live tensors will not do, because a failure may find them changed: copy them, the present commit's too.
+
+        The present one can be copied only while they still are what was committed.
+        """
+        if not self.copies and self.point is not None and self._is_live() and not self._uses.have_changed():
+            self._copy()
+        self.copies = True
+
+    def remember(self, point: Point) -> None:
+        """The state as it stands is the commit ``point``."""
+        try:
+            for handler in self._handlers.values():
+                handler.remember()
+            if self.copies:
+                self._copy()
+        except BaseException:
+            self.forget()  # a part of this commit and a part of the last are neither
+            raise
+        self._follow([handler.stepped() for handler in self._handlers.values()])
+        self._versions, self._places = self._sum_of_versions(), self._addresses()
+        self._is_stepping = self.is_in_step = False
+        self.point = point
+        self._uses.begin()
+
+    def _follow(self, stepped: list[Sequence[torch.Tensor]]) -> None:
+        """Watch these tensors; those that are not the last ones'."""
+        if len(stepped) == len(self._stepped) and all(map(operator.is_, stepped, self._stepped)):
+            return
+        self._stepped = stepped
+        self._weights = [_Weight(tensor, self, self._uses) for some in stepped for tensor in some]
+        for weight in self._weights:
+            _watch(weight)
+
+    def _copy(self) -> None:
+        spare = self._slots[0] if self._newest is not self._slots[0] else self._slots[1]
+        for name, handler in self._handlers.items():
+            spare[name] = copied_tree(handler.contents(), spare.get(name))
+        self._newest = spare
+
+    def forget(self) -> None:
+        """What stands is no commit."""
+        self.point = self._newest = None
+
+    @property
+    def copy(self) -> Mapping[str, Any] | None:
+        """The contents of the last commit by name, where they were copied; not to be changed."""
+        return self._newest
+
+    @property
+    def is_exposed(self) -> bool:
+        """Whether the live weights are all that is kept of the last commit."""
+        return self.point is not None and not self.copies and not self._is_stepping
+
+    @property
+    def is_held(self) -> bool:
+        """Whether ``recall`` can bring it back whole."""
+        return self.point is not None and (self._newest is not None or self._is_live())
+
+    def undo(self) -> None:
+        """Take back what was done to the objects since the last commit, whether or not their values can be."""
+        for handler in self._handlers.values():
+            handler.undo()
+        self._uses.move_home()
+
+    def recall(self) -> Point | None:
+        """Make the state the last commit again, and return which that is; None where memory does not hold it whole."""
+        self.undo()
+        if not self.is_held:
+            return None
+        if self._newest is not None:  # whether or not a change shows
+            for name, handler in self._handlers.items():
+                handler.load_back(self._newest[name])
+        else:
+            self._uses.put_back()
+        for handler in self._handlers.values():
+            handler.recall()
+        self._versions, self._places = self._sum_of_versions(), self._addresses()
+        self._is_stepping = self.is_in_step = False
+        self._uses.begin()
+        return self.point
+
+    def _is_live(self) -> bool:
+        """Whether the tensors that are not copied are the last commit's, but for what was copied aside."""
+        return not self._is_stepping and self._versions == self._sum_of_versions() and self._places == self._addresses()
+
+    def _sum_of_versions(self) -> int:
+        """Grows with every change in place, also one that is made by hand."""
+        return sum(torch_private.version_of(weight.tensor) for weight in self._weights)
+
+    def _addresses(self) -> list[int]:
+        return [weight.tensor.data_ptr() for weight in self._weights if weight.is_plain]

@@ -1,0 +1,260 @@
+"""``LocalSGD``: every rank trains alone, and now and then all weights are averaged (local SGD, DiLoCo).
+
+Here live the averages and what a lost worker means between two of them. Never here: values (``object_state``), groups,
+disks. The one idea: a commit is an average. What a rank does between averages is its own: the loss of another takes
+nothing of it back, and who comes anew starts from the last average, of which every rank keeps a copy.
+
+Sources: S. U. Stich, Local SGD Converges Fast and Communicates Little, 2019; A. Douillard et al., DiLoCo: Distributed
+Low-Communication Training of Language Models, 2023.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from samebits.core.messages import PartKind
+from samebits.core.point import Point
+from samebits.errors import UsageError
+from samebits.training.group import transfer
+from samebits.training.process import context
+from samebits.training.state.base_state import CommitSink, State
+from samebits.training.state.compared import Named
+from samebits.training.state.flat_buffers import FlatBuffers
+from samebits.training.state.handlers import ModuleHandler, OptimizerHandler
+from samebits.training.state.torch_state import TorchState
+
+__all__ = ["LocalSGD"]
+
+
+class LocalSGD(State):
+    """A :class:`TorchState` whose ranks meet every so many optimizer steps only.
+
+    Call :meth:`commit` after every step, as ever: between averages it looks at the membership and costs next to
+    nothing. The state's attributes are this one's. Each rank draws its own samples and counts its own steps; after the
+    function has returned a last average makes all ranks equal. Buffers (batch statistics) are averaged with the
+    weights, those of integers stay each rank's own. It keeps two copies of weights and moments.
+
+    Args:
+        state: of the modules themselves, not in DistributedDataParallel; made with ``rng="per_step"``.
+        sync_every: optimizer steps between two averages.
+        outer_optimizer: made on the parameters of the state's modules; it is given the difference between the last
+            average and the new one as a gradient, and its step takes the average's place. DiLoCo's is
+            ``torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)``. None: the average itself.
+    """
+
+    def __init__(
+        self, state: TorchState, sync_every: int, outer_optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
+        self._inner = state
+        super().__init__()
+        self._checkpoint = state.checkpoint_config
+        self._sync_every = sync_every
+        self._outer = None if outer_optimizer is None else OptimizerHandler(outer_optimizer)
+        self._averaged_at = 0  # this rank's steps at the last average
+        self._committed_at = 0  # its steps at the last commit
+        self._is_through = False
+        self._flat = FlatBuffers()
+        self._modules = [one for one in state.handlers.values() if isinstance(one, ModuleHandler)]
+        self._require_supported(outer_optimizer)
+        state.copy_every_commit()
+
+    def _require_supported(self, outer: torch.optim.Optimizer | None) -> None:
+        if self._sync_every < 1:
+            raise UsageError(f"LocalSGD(sync_every={self._sync_every}): expected 1 or more optimizer steps")
+        if self._inner.shards():
+            raise UsageError("LocalSGD: a rank that trains by itself needs a whole model, and this one is sharded")
+        if self._inner.has_own_parts:
+            raise UsageError('LocalSGD: make its TorchState with rng="per_step": a lost rank\'s generators are lost')
+        wrapped = [
+            name for name in self._inner.handlers if isinstance(getattr(self._inner, name), DistributedDataParallel)
+        ]
+        if wrapped:
+            raise UsageError(
+                f"LocalSGD: {', '.join(wrapped)} is in DistributedDataParallel, which averages every step's gradients; "
+                "give the state the module itself"
+            )
+        known = {id(parameter) for parameter in self._parameters()}
+        if outer is not None and {id(one) for group in outer.param_groups for one in group["params"]} - known:
+            raise UsageError("LocalSGD: outer_optimizer has parameters that are none of the state's modules")
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":  # not made yet
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            own = name.startswith("_") or hasattr(type(self), name)
+            object.__setattr__(self if own else self._inner, name, value)
+
+    # ---- the user's
+
+    def commit(self) -> None:
+        """A step is done: average where it is time to, and check the membership. Raises as :meth:`State.commit`."""
+        self._running("commit")
+        if self.local_steps >= self._sync_every:
+            self.average()
+        elif self._inner.completed_steps != self._committed_at:  # inside a window of accumulation nothing is new
+            self._inner.seed_step()
+        self._committed_at = self._inner.completed_steps
+        self.check_host_updates()
+
+    def average(self) -> None:
+        """Average now. A collective: called on every rank at the same step."""
+        self._meet(self._running("average"))
+
+    def save(self) -> None:
+        """As :meth:`average`."""
+        self.average()
+
+    def restore(self) -> None:
+        """Go back to the last average, on this rank; its own steps since then are given up."""
+        self._inner.restore()
+        self._averaged_at = self._inner.completed_steps
+
+    def sync(self) -> None:
+        """Make every rank's state rank 0's last average. A collective; ``elastic.run`` has done it."""
+        self.restore()
+        self._running("sync").sync()
+
+    @property
+    def local_steps(self) -> int:
+        """This rank's optimizer steps since the last average."""
+        return self._inner.completed_steps - self._averaged_at
+
+    @property
+    def completed_steps(self) -> int:
+        """Averages since the job began, over all recoveries."""
+        return self._committed_steps
+
+    # ---- the session's
+
+    def bind(self, session: CommitSink | None, rank: int) -> None:
+        """From now on averages are commits there, and random numbers are drawn as this rank."""
+        super().bind(session, rank)
+        self._inner.bind(None, rank)
+        self._inner.guard_samplers(session is not None)
+
+    def begin(self, point: Point) -> None:
+        """A generation begins. A rank that has been there since ``point`` goes on with its own steps."""
+        self._is_through = False
+        self._inner.drop_gradients()
+        if self._point != point:
+            self.remember(point)
+        self._inner.seed_step()
+
+    def remember(self, point: Point) -> None:
+        """What stands is the average ``point``."""
+        self._inner.remember(point)
+        self._averaged_at = self._inner.completed_steps
+        super().remember(point)
+
+    def forget(self) -> None:
+        """What stands cannot be given to anybody."""
+        self._inner.forget()
+        super().forget()
+
+    def recall(self) -> Point | None:
+        """The last average, which memory always holds; what this rank has done since stays."""
+        return self._point
+
+    def finish(self) -> None:
+        """Take part in the averages of those who are not through yet, and in a last one."""
+        self._is_through = True
+        while self._meet(self._running("finish")):
+            pass
+
+    def contents(self) -> dict[str, Any]:
+        """The last average and the steps at which this rank made it; before there is any, what stands."""
+        inner = self._inner.contents()
+        copy = self._copy()
+        if copy is not None:
+            inner["shared"] |= {"steps": self._averaged_at, "values": dict(copy)}
+        outer = {} if self._outer is None else {"outer": self._outer.contents()}
+        values = {"inner": inner["shared"], **outer}
+        return {"shared": {"steps": self.completed_steps, "values": values}, "own": {}}
+
+    def load(self, contents: dict[str, Any], *, own: bool) -> None:
+        """Become what ``contents`` gave, whole."""
+        super().load(contents, own=own)
+        values = contents["shared"]["values"]
+        self._inner.load({"shared": values["inner"], "own": {}}, own=own)
+        if self._outer is not None and "outer" in values:
+            self._outer.load(values["outer"])
+        self._averaged_at = self._inner.completed_steps
+        self._point = None  # begin() remembers it
+
+    def compared(self) -> list[Named]:
+        """As :meth:`State.compared`: the parameters, right after an average, and how many averages there were."""
+        averages = Named(PartKind.STEPS, "averages", str(self.completed_steps))
+        return [averages, *self._inner.named_parameters()]
+
+    def weights(self) -> list[torch.Tensor]:
+        """The last average's."""
+        copy = self._copy()
+        if copy is None:
+            return self._inner.weights()
+        return list(self._at_last_average(copy).values())
+
+    # ---- averages
+
+    def _parameters(self) -> list[nn.Parameter]:
+        return [one for module in self._modules for one in module.value.parameters()]
+
+    def _copy(self) -> Mapping[str, Any] | None:
+        return None if self._point is None else self._inner.last_copy
+
+    def _at_last_average(self, copy: Mapping[str, Any]) -> dict[int, torch.Tensor]:
+        """Each parameter's values then, by its id, in the order of names."""
+        return {
+            id(parameter): copy[module][name]
+            for module, handler in sorted(self._inner.handlers.items())
+            if isinstance(handler, ModuleHandler)
+            for name, parameter in sorted(handler.value.named_parameters())
+        }
+
+    def _meet(self, session: CommitSink) -> bool:
+        """One average, where any rank has something to give; whether there may be another."""
+        steps, device = self.local_steps, context.current("LocalSGD").device
+        told = transfer.gather(2 * steps + self._is_through, device)
+        givers = sum(one >= 2 for one in told)
+        if givers:
+            self._average(givers, gives=steps > 0)
+            self._committed_steps += 1
+            session.save()
+            self._inner.seed_step()
+        return not all(one % 2 for one in told)
+
+    @torch.no_grad()
+    def _average(self, givers: int, *, gives: bool) -> None:
+        """The mean over those who have stepped since the last average; who has not gives nothing, and gets it."""
+        parameters = self._parameters()
+        buffers = [one for module in self._modules for one in module.value.buffers() if one.is_floating_point()]
+
+        def change(flat: torch.Tensor) -> None:
+            if not gives:
+                flat.zero_()
+            dist.all_reduce(flat)
+            flat.div_(givers)
+
+        self._flat.change([*parameters, *buffers], change)
+        if self._outer is not None:
+            self._step_outside(parameters)
+
+    def _step_outside(self, parameters: list[nn.Parameter]) -> None:
+        copy = self._copy()
+        assert copy is not None and self._outer is not None, "a generation begins with a copy"
+        before = self._at_last_average(copy)
+        for parameter in parameters:
+            parameter.grad = before[id(parameter)] - parameter
+            parameter.copy_(before[id(parameter)])
+        self._outer.value.step()
+        for parameter in parameters:
+            parameter.grad = None

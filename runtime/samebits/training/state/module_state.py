@@ -1,0 +1,309 @@
+"""What of a module belongs to a commit though no optimizer step changes it and no ``state_dict()`` holds it.
+
+These are the modes of its parts (``train()``, ``eval()``), the ``requires_grad`` flags, the hooks, all buffers, and the
+parts themselves: an evaluation that a lost peer cuts off leaves any of them changed. The values of parameters are
+``handlers``' and ``last_commit``'s.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from samebits.service import log
+from samebits.training import value_trees
+from samebits.training.sharding.pieces import is_distributed
+
+__all__ = ["ModuleState", "are_alike"]
+
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+"""Those that a forward or a backward pass calls; relies on torch's names of a module's dictionaries."""
+
+_Held: TypeAlias = dict[Any, Any]
+"""One of a module's dictionaries: of its parameters, buffers, submodules or hooks."""
+
+
+@dataclass(frozen=True, slots=True)
+class _MadeOf:
+    """What a module is made of at one moment.
+
+    Attributes:
+        modules: itself and all below it.
+        parameters: each once.
+        names: of all parameters and buffers.
+        parameters_of, buffers_of, hooks_of: the dictionaries of each module, hooks as ``_HOOKS`` names them.
+        held: the dictionaries that hold parts, with a copy of each; a module's index in front.
+        classes: of the modules.
+        parts: in ``held``.
+        sizes: of ``parameters_of`` and ``buffers_of``.
+    """
+
+    modules: list[nn.Module]
+    parameters: list[nn.Parameter]
+    names: dict[str, None]
+    parameters_of: list[_Held]
+    buffers_of: list[_Held]
+    hooks_of: list[list[_Held]]
+    held: list[tuple[int, _Held, _Held]]
+    classes: list[type]
+    parts: list[Any]
+    sizes: list[int]
+
+    @classmethod
+    def at_present(cls, module: nn.Module, *, is_sharded: bool) -> _MadeOf:
+        """Look at a module; FSDP2 has a parameter's shard and the gathered one take turns in one place."""
+        modules = list(module.modules())
+        held: Any = [
+            (index, part, dict(part))
+            for index, one in enumerate(modules)
+            for part in ((one._modules,) if is_sharded else (one._modules, one._parameters))
+            if isinstance(part, dict)  # torch.jit has others
+        ]
+        parameters_of, buffers_of = [one._parameters for one in modules], [one._buffers for one in modules]
+        return cls(
+            modules=modules,
+            parameters=list(module.parameters()),
+            names=_names(module),
+            parameters_of=parameters_of,
+            buffers_of=buffers_of,
+            hooks_of=[[getattr(one, name) for name in _HOOKS] for one in modules],
+            held=held,
+            classes=[type(one) for one in modules],
+            parts=[one for _, _, kept in held for one in kept.values()],
+            sizes=[*map(len, parameters_of), *map(len, buffers_of)],
+        )
+
+    def is_same(self) -> bool:
+        """Whether it still is made of the same parts; asked at every commit, so it compares no names."""
+        parts = [one for _, held, _ in self.held for one in held.values()]
+        return (
+            self.sizes == [*map(len, self.parameters_of), *map(len, self.buffers_of)]
+            and len(parts) == len(self.parts)
+            and all(map(operator.is_, parts, self.parts))
+        )
+
+    def put_back(self) -> set[int]:
+        """Give every module its parts; return the indices of those that have another class for good."""
+        for index, held, kept in self.held:
+            if not _is_same(held, kept):
+                _put_back(held, kept)
+                for name in kept:
+                    vars(self.modules[index]).pop(name, None)  # prune and parametrize hide it behind an attribute
+                self.modules[index].__class__ = self.classes[index]
+        return {
+            index for index, one in enumerate(self.modules) if type(one) is not self.classes[index]
+        }  # those that were lazy
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    """What :class:`ModuleState` keeps of a commit, in the order of the modules; hooks and buffers if there are any."""
+
+    modes: list[bool]
+    flags: list[bool]
+    hooks: dict[int, _Held]
+    buffers: dict[int, _Held]
+
+
+class ModuleState:
+    """The changeable state of one module beside its weights.
+
+    Args:
+        module: without any wrapper.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._is_sharded = any(is_distributed(one) for one in module.parameters())
+        self._made_of = _MadeOf.at_present(module, is_sharded=self._is_sharded)
+        self._commit: _Commit | None = None
+        self._places: list[tuple[_Held, str]] = []  # of the copies
+        self._copies: list[torch.Tensor] = []
+        self._may_fill = True  # whether the copies can be written again
+        self._kinds: list[tuple[torch.Size, torch.dtype, torch.device, tuple[int, ...]]] = []  # of the copies
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Each once, as they were in the module at the last commit; the same list as long as they are the same."""
+        return self._made_of.parameters
+
+    # ---- in this process
+
+    def remember(self) -> None:
+        """Keep the state as it stands; called at every commit."""
+        if not self._made_of.is_same():
+            self._look_again()
+        made_of = self._made_of
+        self._commit = _Commit(
+            modes=[one.training for one in made_of.modules],
+            flags=[one.requires_grad for held in made_of.parameters_of for one in held.values() if one is not None],
+            hooks={id(held): dict(held) for some in made_of.hooks_of for held in some if held},
+            buffers={id(held): dict(held) for held in made_of.buffers_of if held},
+        )
+        self._places = [
+            (held, name) for held in made_of.buffers_of if held for name, one in held.items() if one is not None
+        ]
+        buffers = [held[name] for held, name in self._places]
+        kinds = [(one.shape, one.dtype, one.device, one.stride()) for one in buffers]
+        if kinds != self._kinds or not self._may_fill:
+            self._copies, self._kinds = [value_trees.clone(buffer) for buffer in buffers], kinds
+            self._may_fill = are_alike(self._copies, buffers)
+        elif buffers:
+            with torch.no_grad():
+                torch._foreach_copy_(self._copies, buffers)
+
+    def undo(self) -> None:
+        """Take modes, flags, hooks and parts back to the last commit; values are left as they are."""
+        commit, made_of = self._commit, self._made_of
+        if commit is None:
+            return
+        were_lazy = made_of.put_back()
+        for index, some in enumerate(made_of.hooks_of):
+            if index not in were_lazy:  # those have taken a hook off for good
+                for held in some:
+                    _put_back(held, commit.hooks.get(id(held), {}))
+        for held in made_of.buffers_of:
+            _put_back(held, commit.buffers.get(id(held), {}))
+        _set_modes(made_of.modules, commit.modes)
+        parameters = [one for held in made_of.parameters_of for one in held.values() if one is not None]
+        for parameter, requires_grad in zip(parameters, commit.flags, strict=not self._is_sharded):
+            _set_flag(parameter, requires_grad)
+
+    def recall(self) -> None:
+        """Give all buffers the values of the last commit; :meth:`undo` was called."""
+        live = [held[name] for held, name in self._places]
+        if live and are_alike(self._copies, live):
+            with torch.no_grad():
+                torch._foreach_copy_(live, self._copies)
+            return
+        for (held, name), copied in zip(self._places, self._copies, strict=True):
+            held[name] = value_trees.clone(copied)
+
+    def _look_again(self) -> None:
+        """A part was added, removed or replaced: say which, for a replacement is made by the script's first lines."""
+        before = self._made_of.names
+        self._made_of = _MadeOf.at_present(self._module, is_sharded=self._is_sharded)
+        names = self._made_of.names
+        gone, new = [one for one in before if one not in names], [one for one in names if one not in before]
+        if self._commit is not None and (gone or new):
+            log.warn(
+                f"{type(self._module).__name__} was made of other tensors at the commit before: gone "
+                f"{_listed(gone)}, new {_listed(new)}. A process that replaces a lost rank builds the module as the "
+                "script's first lines do, and cannot take this state: the next loss may end the job. Fix: prune, "
+                "parametrize or add layers before samebits.elastic.TorchState(…)"
+            )
+
+    # ---- for points and other ranks
+
+    def unlisted(self) -> dict[str, Any]:
+        """Return what a ``state_dict()`` leaves out, as a tree of plain values and tensors, which are not copied."""
+        return {
+            "eval": [path for path, one in self._module.named_modules() if not one.training],
+            "frozen": [name for name, one in _parameters(self._module) if not one.requires_grad],
+            "buffers": dict(self._non_persistent()),
+        }
+
+    def load_unlisted(self, unlisted: Mapping[str, Any]) -> None:
+        """Become what :meth:`unlisted` gave, here or on another rank."""
+        named = list(self._module.named_modules())
+        in_eval, frozen = set(unlisted["eval"]), set(unlisted["frozen"])
+        for path, module in named:
+            module.training = path not in in_eval
+        for name, parameter in _parameters(self._module):
+            _set_flag(parameter, name not in frozen)
+        modules = dict(named)
+        for name, given in unlisted["buffers"].items():
+            path, _, last = name.rpartition(".")
+            if path in modules:
+                _fill(modules[path], last, given)
+
+    def expect(self, contents: Mapping[str, Any]) -> None:
+        """Make room for the buffers of a ``state_dict()`` that are None here: a forward pass had made them there."""
+        for path, module in self._module.named_modules():
+            for name, buffer in module._buffers.items():
+                given = contents.get(f"{path}.{name}" if path else name)
+                if buffer is None and isinstance(given, torch.Tensor):
+                    module._buffers[name] = torch.empty_like(given, device=self._device())
+
+    def _non_persistent(self) -> Iterable[tuple[str, torch.Tensor]]:
+        for path, module in self._module.named_modules():
+            for name in sorted(module._non_persistent_buffers_set):
+                buffer = module._buffers.get(name)
+                if buffer is not None:
+                    yield f"{path}.{name}" if path else name, buffer
+
+    def _device(self) -> torch.device | None:
+        return self.parameters[0].device if self.parameters else None
+
+
+def are_alike(some: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    """Return whether each can be copied into the other at its place."""
+    return len(some) == len(others) and all(
+        (one.shape, one.dtype, one.device, one.stride()) == (other.shape, other.dtype, other.device, other.stride())
+        and not value_trees.overlaps(one)
+        for one, other in zip(some, others, strict=True)
+    )
+
+
+def _fill(module: nn.Module, name: str, given: torch.Tensor) -> None:
+    """Give a buffer that no ``state_dict()`` holds its values, and its place if a forward pass has made it."""
+    live = module._buffers.get(name)
+    if live is not None and are_alike([live], [given.to(live.device)]):
+        with torch.no_grad():
+            live.copy_(given)
+        return
+    device = next((one.device for one in (live, *module.parameters(), *module.buffers()) if one is not None), None)
+    if name not in module._buffers:
+        vars(module).pop(name, None)
+        module._non_persistent_buffers_set.add(name)
+    module._buffers[name] = value_trees.clone(given).to(device)
+
+
+def _set_modes(modules: Sequence[nn.Module], modes: Sequence[bool]) -> None:
+    for module, mode in zip(modules, modes, strict=True):
+        if module.training != mode and type(module).train is not nn.Module.train:
+            module.train(mode)  # one of its own may have merged weights (LoRA), and takes them apart again
+    for module, mode in zip(modules, modes, strict=True):
+        module.training = mode
+
+
+def _set_flag(parameter: torch.Tensor, requires_grad: bool) -> None:
+    if parameter.requires_grad != requires_grad and parameter.is_leaf:
+        parameter.requires_grad_(requires_grad)
+
+
+def _parameters(module: nn.Module) -> Iterable[tuple[str, torch.Tensor]]:
+    return module.named_parameters(remove_duplicate=False)
+
+
+def _names(module: nn.Module) -> dict[str, None]:
+    """The names of all parameters and buffers, in their order."""
+    buffers = module.named_buffers(remove_duplicate=False)
+    return dict.fromkeys(name for named in (_parameters(module), buffers) for name, _ in named)
+
+
+def _is_same(held: _Held, kept: _Held) -> bool:
+    return held.keys() == kept.keys() and all(held[key] is one for key, one in kept.items())
+
+
+def _put_back(held: _Held, kept: _Held) -> None:
+    if isinstance(held, dict) and not _is_same(held, kept):
+        held.clear()
+        held.update(kept)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "") if names else "none"

@@ -1,0 +1,300 @@
+"""``ObjectState``: a state that is its attributes, and the random numbers.
+
+Here live attributes with their handlers, the last commit in memory, and how random numbers go back. Never here: models
+and optimizers (``state``), when a commit is made durable (``session``). The one idea: every value has a handler that
+can remember, recall and take apart; the state is no more than all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from samebits.commands import spelled
+from samebits.core.messages import PartKind
+from samebits.core.point import Point
+from samebits.errors import CheckpointError, UsageError
+from samebits.training.state import rng
+from samebits.training.state.base_state import CommitSink, State
+from samebits.training.state.checkpoint_config import CheckpointConfig
+from samebits.training.state.compared import Named
+from samebits.training.state.generators import Generators, unpack
+from samebits.training.state.handlers import (
+    ModuleHandler,
+    OptimizerHandler,
+    PlainHandler,
+    StateHandler,
+    handler_of,
+    require_savable,
+)
+from samebits.training.state.last_commit import LastCommit
+from samebits.training.state.rng import RngMode
+from samebits.training.state.sampler import ElasticSampler
+
+__all__ = ["ObjectState"]
+
+
+class ObjectState(State):
+    """The values given, reachable as attributes, and the random number generators.
+
+    A commit is a step here. What is assigned later under a name that was not given is no part of the state.
+
+    Args:
+        checkpoint: how often to save; by default every 100 steps.
+        rng: ``"per_step"``: the generators are seeded from (seed, rank, step) at every commit, so any rank's copy makes
+            a recovery exact. ``"saved"``: each rank's generators are saved in its own points, and kept in a page in its
+            host's memory that outlives its process.
+        attributes: plain values, samplers, and objects that a :class:`~samebits.training.state.handlers.StateHandler`
+            knows:
+            what has ``state_dict()`` and ``load_state_dict()``. An integer ``seed`` among them is the seed of
+            ``rng="per_step"``; else the first sampler's is.
+    """
+
+    _follows_optimizers: ClassVar[bool] = False
+
+    def __init__(self, *, checkpoint: CheckpointConfig | None = None, rng: str = "saved", **attributes: Any) -> None:
+        self.handlers: dict[str, StateHandler] = {}
+        super().__init__()
+        if rng not in {mode.value for mode in RngMode}:
+            raise UsageError(f"rng={rng!r}: expected 'saved' or 'per_step'")
+        self._checkpoint = checkpoint or CheckpointConfig()
+        self._rng = RngMode(rng)
+        self._generators = Generators()
+        self._own_generators = b""  # packed, of the last commit: this rank's alone
+        self._first_own: dict[str, Any] = {}  # as the script had left it when this process's first session began
+        self._restored_rng: dict[str, Any] | None = None  # until the data is iterated again
+        for name, value in attributes.items():
+            if name in self.__dict__ or hasattr(type(self), name) or name.startswith("_"):
+                raise UsageError(f"{type(self).__name__}({name}=…): this name is the state's own; choose another")
+            setattr(self, name, value)
+            self.handlers[name] = handler = self._handler_of(name, value)
+            handler.path = f"state.{name}"
+            if isinstance(handler, PlainHandler):
+                require_savable(value, handler.path)
+        self._samplers = [one.value for one in self.handlers.values() if isinstance(one.value, ElasticSampler)]
+        for sampler in self._samplers:
+            sampler.on_iterate = self._iterated
+        self._last_commit = LastCommit(self.handlers)
+
+    def _handler_of(self, name: str, value: Any) -> StateHandler:
+        handler = handler_of(value) or PlainHandler(self, name)
+        inside = _kept_inside(value)
+        if isinstance(handler, PlainHandler) and inside is not None:
+            raise UsageError(
+                f"{type(self).__name__}({name}=…): a {type(inside).__name__} inside a {type(value).__name__} cannot be "
+                f"followed, saved nor restored. Fix: give each its own name, as "
+                f"{type(self).__name__}(model, optimizer, model_2=…, optimizer_2=…)"
+            )
+        if isinstance(handler, (ModuleHandler, OptimizerHandler)) and not self._follows_optimizers:
+            raise UsageError(
+                f"{type(self).__name__}({name}=…): a {type(value).__name__} changes in an optimizer step, which only "
+                "TorchState follows; make the state with samebits.elastic.TorchState"
+            )
+        return handler
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        handler = None if name[0] == "_" or name == "handlers" else self.handlers.get(name)
+        if handler is not None and type(handler) is not PlainHandler and value is not handler.value:
+            raise UsageError(
+                f"state.{name} cannot be another object now: make the {type(self).__name__} with it, or load the "
+                "other one's state_dict() into this one"
+            )
+        object.__setattr__(self, name, value)
+
+    if TYPE_CHECKING:  # the user's own attributes, whose types only the user knows
+
+        def __getattr__(self, name: str) -> Any: ...
+
+    # ---- the user's
+
+    def save(self) -> None:
+        """:meth:`commit` without a look at the membership."""
+        self._keep()
+
+    def restore(self) -> None:
+        """Go back to the last commit, on this rank; iterate the data anew afterwards.
+
+        Raises:
+            UsageError: an optimizer has stepped since, and no copy was made (``copy_commits``).
+        """
+        if self._last_commit.recall() is None:
+            raise UsageError(
+                "state.restore(): steps were taken since the last commit, which was not copied; make the state with "
+                "TorchState(…, copy_commits=True) to go back by hand. After a lost peer this is not needed"
+            )
+        self._went_back()
+        if self._rng is RngMode.SAVED:
+            self._restored_rng = unpack(self._own_generators)
+            rng.restore(self._restored_rng)
+        else:
+            self.seed_step()
+
+    def sync(self) -> None:
+        """Make every rank's state rank 0's. A collective; ``elastic.run`` has done it when the function begins."""
+        if not self._is_beginning:
+            self._running("sync").sync()
+
+    # ---- the session's
+
+    @property
+    def has_own_parts(self) -> bool:
+        """Whether a rank's own points hold something no other rank's hold."""
+        return self._rng is RngMode.SAVED
+
+    @property
+    def generators(self) -> Generators | None:
+        """As :meth:`State.generators`."""
+        is_all = self.has_own_parts and all(one.is_alike for one in self.handlers.values())
+        return self._generators if is_all else None
+
+    def bind(self, session: CommitSink | None, rank: int) -> None:
+        """As :meth:`State.bind`."""
+        super().bind(session, rank)
+        self.guard_samplers(session is not None)
+        self._last_commit.is_running = session is not None
+        self._first_own = self._first_own or self._own_rng()
+
+    def begin(self, point: Point) -> None:
+        """A generation begins with the state as it stands, which is ``point``, on every rank."""
+        super().begin(point)
+        self.seed_step()
+
+    def remember(self, point: Point) -> None:
+        """The state as it stands is the commit ``point``."""
+        self._last_commit.remember(point)
+        super().remember(point)
+        if self._rng is RngMode.SAVED:
+            self._generators.look()
+            self._own_generators = self._generators.packed()
+
+    def recall(self) -> Point | None:
+        """As :meth:`State.recall`; what can be undone is undone also if the commit has to come from elsewhere."""
+        self._last_commit.undo()
+        return super().recall()
+
+    def forget(self) -> None:
+        """What stands cannot be given to anybody."""
+        self._last_commit.forget()
+        super().forget()
+
+    def contents(self) -> dict[str, Any]:
+        """All of it as a tree with tensors: ``shared`` is equal on every rank, ``own`` is this rank's alone."""
+        values = {name: one.contents() for name, one in self.handlers.items()}
+        unlisted = {name: told for name, one in self.handlers.items() if (told := one.unlisted())}
+        shared = {"steps": self.completed_steps, "values": values, "unlisted": unlisted}
+        return {"shared": shared, "own": self._own_rng()}
+
+    def live_contents(self) -> dict[str, Any]:
+        """As :meth:`State.live_contents`."""
+        values = {name: one.contents() for name, one in self.handlers.items() if one.loads_in_place}
+        return {"shared": {"values": values}}
+
+    def load(self, contents: dict[str, Any], *, own: bool) -> None:
+        """Become what ``contents`` gave; ``own``: they were this rank's.
+
+        Raises:
+            CheckpointError: they were another program's.
+        """
+        values = contents["shared"]["values"]
+        if values.keys() != self.handlers.keys():
+            raise CheckpointError(
+                f"the restore point holds {sorted(values)}, this program's state has {sorted(self.handlers)}: "
+                f"go on with the program the job was started with, or begin anew with `{spelled('run', '--fresh')}`"
+            )
+        for name, unlisted in contents["shared"].get("unlisted", {}).items():  # points of SameBits 0.1 have none
+            self.handlers[name].load_unlisted(unlisted)
+        self.load_values(values, contents["own"] if own else {})
+        self._committed_steps = contents["shared"]["steps"]
+        if self._rng is not RngMode.SAVED:
+            return
+        if own:
+            self._restored_rng = contents["own"]["rng"]
+            rng.restore(contents["own"]["rng"])
+        elif self._committed_steps == 0 and self._first_own:  # nobody had drawn any but the script, as it did here
+            rng.restore(self._first_own["rng"])
+        else:
+            rng.seed_for(self._seed(), self._rank, self._committed_steps)
+
+    def load_values(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+        """Values become what was given, by their names; ``own`` is what was this rank's alone.
+
+        Raises:
+            CheckpointError: they were another program's.
+        """
+        for name, value in values.items():
+            self.handlers[name].load(value)
+
+    def seed_step(self) -> None:
+        """With ``rng="per_step"``: let the generators draw this step's numbers."""
+        if self._rng is RngMode.PER_STEP:
+            rng.seed_for(self._seed(), self._rank, self.completed_steps)
+
+    def compared(self) -> list[Named]:
+        """As :meth:`State.compared`: how far this rank has come."""
+        steps = Named(PartKind.STEPS, "completed_steps", str(self.completed_steps))
+        samplers = [
+            Named(PartKind.SAMPLER, name, handler.value.position)
+            for name, handler in self.handlers.items()
+            if isinstance(handler.value, ElasticSampler)
+        ]
+        marked = super().compared() or []
+        return [steps, *samplers, *marked]
+
+    def loose(self) -> list[Named]:
+        """As :meth:`State.loose`: plain values, buffers, and other objects."""
+        return [
+            Named(PartKind.LOOSE, f"{name}.{inner}" if inner else name, value)
+            for name, handler in self.handlers.items()
+            for inner, value in handler.loose().items()
+        ]
+
+    @property
+    def complete_epoch(self) -> int | None:
+        """As :meth:`State.complete_epoch`."""
+        return next((one.epoch for one in self._samplers if one.found_empty), None)
+
+    def guard_samplers(self, is_running: bool) -> None:
+        """While it runs, their epochs go where the state says."""
+        for sampler in self._samplers:
+            sampler.is_guarded = is_running
+
+    # ---- for the classes below
+
+    def _own_rng(self) -> dict[str, Any]:
+        return {"rng": rng.capture()} if self._rng is RngMode.SAVED else {}
+
+    def _keep(self) -> None:
+        super()._keep()
+        if self._is_kept:
+            self.seed_step()
+
+    def _went_back(self) -> None:
+        """All values are those of the last commit again."""
+
+    def _can_restore(self) -> bool:
+        return self._last_commit.is_held
+
+    def _make_equal(self) -> None:
+        if type(self).sync is not ObjectState.sync:  # else the session has done it
+            super()._make_equal()
+
+    def _iterated(self, goes_on: bool) -> None:
+        """A loader draws a number whenever it is iterated. Where a recovery makes it begin again in the middle of an
+        epoch, that draw must not shift the numbers of the step that follows.
+        """
+        self.seed_step()
+        if self._restored_rng is not None and goes_on:
+            rng.restore(self._restored_rng)
+        self._restored_rng = None
+
+    def _seed(self) -> int:
+        seed = getattr(self, "seed", None)
+        if seed is None and self._samplers:
+            seed = self._samplers[0].seed
+        return int(seed or 0)
+
+
+def _kept_inside(value: Any) -> object | None:
+    """The first of a list's, tuple's or dict's values that has a state of its own."""
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+    return next((one for one in items if hasattr(one, "state_dict")), None)

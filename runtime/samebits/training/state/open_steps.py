@@ -1,0 +1,142 @@
+"""What lies between the last commit and now: optimizer steps, and gradients that wait for one.
+
+Here live the counts of a state's optimizers and the marks by which a change of a gradient is seen. Never here: what a
+commit is, or what follows from the answers. The one idea: a gradient is known by its identity and torch's own count of
+its changes, so that nothing runs in a backward pass; and one that holds only zeros waits for nothing.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from samebits.training import torch_private
+
+__all__ = ["Marks", "OpenSteps", "same_marks"]
+
+Marks = Mapping[int, tuple[weakref.ref[torch.Tensor], int]]
+"""Parameter's id → its gradient, and how often that was changed; without those that have none."""
+
+
+class OpenSteps:
+    """Follows optimizers by their hooks.
+
+    Args:
+        optimizers: of one state.
+        about_to_step: called before every step.
+        stepped: called after every step.
+        needs_copies: called where the weights change while a collective may still fail: before a step that runs
+            backward passes itself (a closure), and where another optimizer's backward pass lies between two steps.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        about_to_step: Callable[[], None],
+        stepped: Callable[[], None],
+        needs_copies: Callable[[], None],
+    ) -> None:
+        self._optimizers = tuple(optimizers)
+        self._about_to_step = about_to_step
+        self._tell_stepped = stepped
+        self._needs_copies = needs_copies
+        self._counts = [0] * len(optimizers)
+        self.beginning = 0  # number, since the last commit, of the step that an optimizer is about to take
+        self._at_commit: Marks = {}
+        self._at_first_step: Marks = {}
+        for index, optimizer in enumerate(self._optimizers):
+            optimizer.register_step_pre_hook(self._before)
+            optimizer.register_step_post_hook(self._after(index))
+
+    @property
+    def count(self) -> int:
+        """Steps since the last commit; where there are several optimizers, those of the busiest."""
+        counts = self._counts
+        return counts[0] if len(counts) == 1 else max(counts, default=0)
+
+    def close(self) -> None:
+        """What stands is a commit: nothing lies after it."""
+        self._counts = [0] * len(self._optimizers)
+        self._at_commit = self.marks()
+
+    def gradients_wait(self) -> bool:
+        """Whether gradients have come since the last commit and their optimizer has not stepped since."""
+        if 0 not in self._counts:
+            return False
+        idle = [one for one, count in zip(self._optimizers, self._counts, strict=True) if not count]
+        return any(_has_changed(key, one, self._at_commit) and not _is_zero(one) for key, one in _gradients(idle))
+
+    def marks(self) -> Marks:
+        """The gradients as they stand."""
+        marks: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+        reference = weakref.ref
+        for optimizer in self._optimizers:  # at every commit: a generator would cost as much again
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    gradient = parameter.grad
+                    if gradient is not None:
+                        marks[id(parameter)] = (reference(gradient), torch_private.version_of(gradient))
+        return marks
+
+    def drop_gradients(self) -> None:
+        """No gradient is left."""
+        for parameter in _parameters(self._optimizers):
+            parameter.grad = None
+
+    def _before(self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if any(one is not None for one in (*args[1:2], kwargs.get("closure"))):
+            self._needs_copies()
+        if len(self._optimizers) > 1:
+            if not any(self._counts):
+                self._at_first_step = self.marks()
+            elif any(_has_changed(key, one, self._at_first_step) for key, one in _gradients([optimizer])):
+                self._needs_copies()
+        self.beginning = 1 + next(
+            count for one, count in zip(self._optimizers, self._counts, strict=True) if one is optimizer
+        )
+        self._about_to_step()
+
+    def _after(self, index: int) -> Callable[..., None]:
+        def after(*_: object) -> None:
+            self._counts[index] += 1
+            self._tell_stepped()
+
+        return after
+
+
+def same_marks(one: Marks, other: Marks) -> bool:
+    """Whether no gradient has come, gone or changed from one to the other."""
+    return one.keys() == other.keys() and all(
+        (gradient := _alive(mark)) is not None and gradient is _alive(other[key]) and mark[1] == other[key][1]
+        for key, mark in one.items()
+    )
+
+
+def _parameters(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[torch.Tensor]:
+    return (one for optimizer in optimizers for group in optimizer.param_groups for one in group["params"])
+
+
+def _gradients(optimizers: Sequence[torch.optim.Optimizer]) -> Iterator[tuple[int, torch.Tensor]]:
+    return ((id(one), one.grad) for one in _parameters(optimizers) if one.grad is not None)
+
+
+def _has_changed(key: int, gradient: torch.Tensor, marks: Marks) -> bool:
+    mark = marks.get(key)
+    return mark is None or _alive(mark) is not gradient or mark[1] != torch_private.version_of(gradient)
+
+
+def _alive(mark: tuple[weakref.ref[torch.Tensor], int]) -> torch.Tensor | None:
+    gradient: Any = mark[0]()
+    if gradient is not None:
+        gradient._fix_weakref()  # as torch.utils.weak does: torch may have been the last to hold it
+    alive: torch.Tensor | None = gradient
+    return alive
+
+
+def _is_zero(gradient: torch.Tensor) -> bool:
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return not values.any()

@@ -1,0 +1,168 @@
+"""What ``state.report(loss=…)`` tells whoever follows the job: the newest values, written out now and then.
+
+When they are written lives here; the file is ``store.progress_report``'s. The one idea: reporting costs a step nothing:
+values are kept as they were given, and only the twice a second that somebody may look are they turned into numbers,
+which on an accelerator waits for the step.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from samebits.core.anomalies import Band, Odd, Verdict
+from samebits.errors import AnomalyError, GenerationEndedError, StoreError, UsageError
+from samebits.service import log
+from samebits.store.progress_report import LONGEST_NAME, MOST_VALUES, ProgressReport, is_name, write_report
+from samebits.training.group import transfer
+from samebits.training.process.context import Worker
+
+INTERVAL_S = 0.5
+NAMED = 4
+WATCHED = {"loss": "loss", "grad_norm": "gradient norm"}
+"""What is looked at for numbers that training cannot have; on an accelerator every ``INTERVAL_S``, else always."""
+
+
+def _stopped(rank: int, step: int, text: str) -> AnomalyError:
+    return AnomalyError(
+        f"rank {rank}, step {step}: {text}. Fix: look at this step's data and learning rate, or set LOSS_ANOMALY=tell"
+    )
+
+
+class Reporter:
+    """The reports of one process; those of rank 0 are written, if there is a folder that a follower reads.
+
+    Args:
+        clock: seconds that only rise.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._due_at = float("-inf")
+        self._total_steps: int | None = None
+        self._bands = {name: Band() for name in WATCHED}
+        self._looks_at = float("-inf")  # at what is not on the CPU
+        self._odd: dict[str, Odd] = {}  # what is computed again
+        self._asks_again = False
+        self._unwritten: tuple[Worker, int, dict[str, Any]] | None = None
+
+    def take(self, process: Worker, rank: int, step: int, total_steps: int | None, values: Mapping[str, Any]) -> None:
+        """Keep these, and write them where it is time to.
+
+        Raises:
+            UsageError: a name or a number that no line could show.
+        """
+        wrong = [name for name in values if not is_name(name)]
+        if wrong or len(values) > MOST_VALUES:
+            what = f"the name {wrong[0]!r}" if wrong else f"{len(values)} values"
+            raise UsageError(
+                f"state.report: {what}; expected at most {MOST_VALUES} values with printable names of at most "
+                f"{LONGEST_NAME} characters. Fix: report what a line can show"
+            )
+        if total_steps is not None:
+            if not isinstance(total_steps, int) or total_steps < 1:
+                raise UsageError(f"state.report(total_steps={total_steps!r}): expected a whole number from 1 on")
+            self._total_steps = total_steps
+        self._look(process, rank, step, values)
+        if rank != 0:
+            return
+        kept = {name: one.detach() if isinstance(one, torch.Tensor) else one for name, one in values.items()}
+        self._unwritten = (process, step, kept)
+        if self._clock() >= self._due_at:
+            self.flush()
+
+    def _look(self, process: Worker, rank: int, step: int, values: Mapping[str, Any]) -> None:
+        """Where a loss or a norm is none that training can have it is said, or raised."""
+        policy = process.settings.loss_anomaly
+        if policy == "off" or not any(name in values for name in WATCHED):
+            return
+        waits = any(isinstance(values.get(name), torch.Tensor) and not values[name].is_cpu for name in WATCHED)
+        now = self._clock()
+        if waits and now < self._looks_at and not self._odd:
+            return
+        if waits:
+            self._looks_at = now + INTERVAL_S
+        for name, title in WATCHED.items():
+            given = values.get(name)
+            try:
+                number = float(given.detach() if isinstance(given, torch.Tensor) else given)  # type: ignore[arg-type]
+                problem = self._bands[name].take(number)
+            except (TypeError, ValueError, RuntimeError):
+                continue  # not given, or no number at all: rank 0 says so when it is written
+            if name in self._odd and self._compare(process, rank, step, name, number, problem):
+                continue
+            if problem and policy == "recompute" and process.settings.enable_recovery:
+                self._odd[name] = Odd(step, title, number, problem)
+                self._asks_again = True
+                text = f"the {title} {problem}: everybody goes back to the last commit and computes it again"
+                self._say(process, rank, step, text, comes_again=True)
+            elif problem:
+                text = f"the {title} {problem}"
+                if policy == "stop":
+                    raise _stopped(rank, step, text)
+                self._say(process, rank, step, text)
+
+    def vote(self, process: Worker) -> None:
+        """Nothing is committed that some rank wants computed again. A collective, where LOSS_ANOMALY=recompute.
+
+        Only here is it known to all: what one rank has reported may be in the gradient, and so in the step, of each.
+
+        Raises:
+            GenerationEndedError: it is to be computed again, from the last commit.
+        """
+        if process.settings.loss_anomaly != "recompute" or not process.settings.enable_recovery:
+            return
+        asks, self._asks_again = self._asks_again, False
+        asking = [rank for rank, one in enumerate(transfer.gather(int(asks), process.device)) if one]
+        if asking:
+            ranks = ", ".join(map(str, asking[:NAMED]))
+            raise GenerationEndedError(f"rank {ranks} has reported what training cannot have: this step is done again")
+
+    def _compare(self, process: Worker, rank: int, step: int, name: str, number: float, problem: str) -> bool:
+        """What was wrong is reported again, now that everybody went back: say what it means; whether that is all.
+
+        Raises:
+            AnomalyError: no training goes on from the same number that is none.
+        """
+        odd = self._odd[name]
+        problem = problem or self._bands[name].problem(number)
+        verdict = odd.judge(step, number, problem)
+        if verdict is None:
+            return False
+        del self._odd[name]
+        text = odd.sentence(verdict, number)
+        if verdict is Verdict.LASTING and not math.isfinite(number):
+            raise _stopped(rank, odd.step, text)
+        self._say(process, rank, odd.step, text, is_verdict=True)
+        return verdict is not Verdict.MISSED
+
+    @staticmethod
+    def _say(
+        process: Worker, rank: int, step: int, text: str, *, is_verdict: bool = False, comes_again: bool = False
+    ) -> None:
+        log.warn(f"rank {rank}, step {step}: {text}")
+        process.agent.report_oddity(step, text, is_verdict=is_verdict, comes_again=comes_again)
+
+    def flush(self) -> None:
+        """Write what was reported last, if it was not yet."""
+        if self._unwritten is None:
+            return
+        (process, step, values), self._unwritten = self._unwritten, None
+        self._due_at = self._clock() + INTERVAL_S
+        log_dir = process.settings.log_dir
+        try:
+            numbers = {name: float(value) for name, value in values.items()}
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise UsageError(
+                f"state.report: a value is no number ({error}). Fix: give numbers or tensors of one"
+            ) from None
+        if not log_dir.is_dir():
+            return  # started by hand: nobody follows by files
+        try:
+            write_report(log_dir, process.agent.node, ProgressReport(step, self._total_steps, numbers))
+        except StoreError:
+            return  # a full disk is the checkpoints' to complain of

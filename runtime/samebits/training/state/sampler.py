@@ -1,0 +1,216 @@
+"""Which samples this rank sees next: a function of (seed, epoch, consumed), and of nothing else.
+
+``consumed`` counts the samples that all ranks together have gone through in this epoch. All ranks hold the same three
+numbers, so the position goes back and forward with the state, a replacement goes on exactly where the group is, and
+where the world size changes what is left is split anew: no sample is repeated and none is left out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+
+from samebits.errors import UsageError
+from samebits.service import log
+from samebits.training.group.calling_place import calling_place
+from samebits.training.process import context
+
+__all__ = ["ElasticSampler"]
+
+
+class ElasticSampler(Sampler[int]):
+    """Splits an epoch's samples among the ranks and knows how far the group has come.
+
+    The order is a permutation drawn from (seed, epoch); rank r of n takes every n-th of what is not consumed yet. So
+    that all ranks take equally many steps, the last round is filled up from the beginning of the order.
+
+    Args:
+        dataset: anything with a length.
+        shuffle: permute anew every epoch; else in order.
+        seed: the same on every rank.
+    """
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self.consumed = 0
+        self.is_guarded = False  # a training function runs whose state this sampler is part of
+        self.on_iterate: Callable[[bool], None] | None = None  # told whether the epoch goes on, not begins
+        self.on_record: Callable[[Sequence[int]], None] | None = None  # told what this rank has gone through
+        self._empty_epoch: int | None = None  # the last one that was iterated at its end
+        self._began_at = 0
+        self._taken = 0  # by this rank since the iteration began
+        self._batch_size = 0  # the largest recorded since then
+        self._share: Sequence[int] = ()  # this rank's samples of the iteration
+        self._given = 0  # how many of them a loader has taken
+        self.was_told = False  # of samples that were gone through
+        self.found_empty = False  # the epoch's end was iterated, as after a recovery at its last batch
+        self._is_told_of_early = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin an epoch. Where it is the present one already, as after a recovery, the position stays.
+
+        Raises:
+            UsageError: inside ``samebits.elastic.run``, where it is neither the present epoch nor the next. A loop or a
+                framework that counts epochs in its own process begins anew with 0 when the process is started again.
+        """
+        if self.is_guarded and epoch not in (self.epoch, self.epoch + 1):
+            caller = sys._getframe(1)
+            where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
+            raise UsageError(
+                f"{where} calls sampler.set_epoch({epoch}), and the state's sampler is in epoch {self.epoch}: inside "
+                "samebits.elastic.run it stays there or goes to the next. Fix: "
+                "call it with an epoch that is kept in the state, and give a framework that counts epochs by itself "
+                "a loader whose sampler it does not move"
+            )
+        if epoch != self.epoch:
+            self._warn_of_unrecorded_samples()
+            self.epoch = epoch
+            self._go_to(0)
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Every rank has gone through batch number ``batch_idx`` (from 0) since the iteration began.
+
+        ``batch_size`` is the loader's; at the last batch of an epoch it may also be that batch's own, smaller one.
+
+        Raises:
+            UsageError: no loader of this rank can have given so many samples yet.
+        """
+        if not self._share and len(self.dataset):
+            self._warn_of_an_early_iteration()
+        self._batch_size = max(self._batch_size, batch_size)
+        taken = batch_idx * self._batch_size + batch_size
+        self._require_possible(batch_idx, batch_size, taken)
+        self._record(taken, self._share[self._taken : taken])
+
+    def record_indices(self, indices: Collection[int]) -> None:
+        """This rank has gone through these samples as well, and every other rank through as many of its own."""
+        self._record(self._taken + len(indices), [int(index) for index in indices])
+
+    def record_samples(self, count: int, own: Sequence[int] = ()) -> None:
+        """All ranks together have gone through so many samples more, in the order of :meth:`rest_of_epoch`.
+
+        Args:
+            count: of all ranks.
+            own: which of them this rank has gone through.
+        """
+        self.was_told = True
+        if self.on_record is not None:
+            self.on_record(own)
+        self._go_to(min(self.consumed + count, len(self.dataset)))
+
+    def rest_of_epoch(self) -> list[int]:
+        """The samples that nobody has gone through in this epoch, in the order they come; the same on every rank."""
+        self._go_to(self.consumed)
+        if self.on_iterate is not None:
+            self.on_iterate(self.consumed > 0)
+        rest = self._order()[self.consumed :]
+        self.found_empty = bool(len(self.dataset)) and not rest
+        if self.found_empty:
+            self._warn_of_a_second_time()
+        return rest
+
+    def _require_possible(self, batch_idx: int, batch_size: int, taken: int) -> None:
+        """Raise if the loader has given fewer samples: a global batch size, or a number that does not count batches.
+
+        The last batch of an epoch may be smaller than the size it is recorded with.
+        """
+        is_at_end = self._given == len(self._share)
+        if self._share and taken > self._given and not (is_at_end and taken - batch_size < self._given):
+            raise UsageError(
+                f"{calling_place()}: record_batch({batch_idx}, {batch_size}) says that this rank has gone through "
+                f"{taken} samples of this iteration, and its loader has given {self._given}. Fix: batch_size is this "
+                "rank's, the loader's own, and batch_idx counts from 0 in every iteration, as enumerate(loader) does"
+            )
+
+    def _record(self, taken: int, indices: Sequence[int]) -> None:
+        self.was_told = True
+        if self.on_record is not None:
+            self.on_record(indices)
+        self._taken = taken
+        self.consumed = min(self._began_at + taken * context.get_world_size(), len(self.dataset))
+
+    def __iter__(self) -> Iterator[int]:
+        rank, world_size = context.get_rank(), context.get_world_size()
+        rest = self.rest_of_epoch()
+        missing = -len(rest) % world_size
+        order = rest if self.consumed == 0 else self._order()
+        while rest and missing:  # more than once only where fewer samples than ranks exist
+            rest += order[:missing]
+            missing = -len(rest) % world_size
+        self._share = rest[rank::world_size]
+        self._given = 0
+        return self._give(self._share)
+
+    def _give(self, share: Sequence[int]) -> Iterator[int]:
+        for number, index in enumerate(share, 1):
+            if share is self._share:  # else another iteration has begun since
+                self._given = number
+            yield index
+
+    def __len__(self) -> int:
+        """The number of samples that this rank takes in the iteration that has begun, or would begin now."""
+        return -(-(len(self.dataset) - self._began_at) // context.get_world_size())
+
+    def _go_to(self, consumed: int) -> None:
+        self.consumed = self._began_at = consumed
+        self._taken = self._batch_size = self._given = 0
+        self._share, self.found_empty = (), False
+
+    def _warn_of_a_second_time(self) -> None:
+        """Once is right: a recovery may find an epoch at its end. From then on the loop would turn for ever."""
+        if self._empty_epoch == self.epoch:
+            log.warn(
+                f"epoch {self.epoch} has no samples left and is iterated again: call sampler.set_epoch() with the next "
+                "epoch after each"
+            )
+        self._empty_epoch = self.epoch
+
+    def _warn_of_unrecorded_samples(self) -> None:
+        """Warn if a whole iteration was given out, and less than that was recorded: a recovery would repeat samples."""
+        missing = len(self._share) - self._taken
+        is_whole = bool(self._share) and self._given == len(self._share)
+        if self.is_guarded and is_whole and self._taken > 0 and missing >= self._batch_size:
+            log.warn(
+                f"{calling_place()}: of the {len(self._share)} samples that this rank was given in epoch {self.epoch} "
+                f"record_batch() was told of {self._taken}: after a loss {missing} samples of each rank come again. "
+                "Fix: sampler.record_batch(batch, batch_size) for every batch, with the loader's own batch_size"
+            )
+
+    def _warn_of_an_early_iteration(self) -> None:
+        """An iterator keeps the order that it began with; after a loss one begins with the state's."""
+        if not self._is_told_of_early:
+            self._is_told_of_early = True
+            log.warn(
+                f"{calling_place()}: this batch is of an iteration that began before epoch {self.epoch} did: after a "
+                "loss the epoch has other batches. Fix: call sampler.set_epoch() before iter(loader), also where only "
+                "a first batch is looked at"
+            )
+
+    def _order(self) -> list[int]:
+        if not self.shuffle:
+            return list(range(len(self.dataset)))
+        generator = torch.Generator()
+        generator.manual_seed(((self.seed << 20) + self.epoch) % 2**63)
+        order: list[int] = torch.randperm(len(self.dataset), generator=generator).tolist()
+        return order
+
+    @property
+    def position(self) -> str:
+        """Seed, epoch and position, to be compared and shown."""
+        return f"seed {self.seed}, epoch {self.epoch}, {self.consumed} consumed"
+
+    def state_dict(self) -> dict[str, Any]:
+        """Seed, epoch and position."""
+        return {"seed": self.seed, "epoch": self.epoch, "consumed": self.consumed}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to the position that ``state_dict`` gave; a loader follows when it is iterated the next time."""
+        self.seed, self.epoch = state["seed"], state["epoch"]
+        self._go_to(state["consumed"])

@@ -1,0 +1,128 @@
+"""The sharded part of one state: which of its values are sharded, and what of a point they are.
+
+Here lives what a state calls where a group forms, a point is made and a point is loaded. Never here: how a tensor is
+described (``pieces``), what FSDP2 keeps where (``riding``). The one idea: values go through as they are, by name, with
+every tensor that no rank holds whole replaced by a description; its bytes travel beside them, as this rank's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from samebits.errors import UsageError
+from samebits.training.sharding import pieces, riding
+from samebits.training.state.handlers import ModuleHandler, OptimizerHandler, StateHandler
+
+__all__ = ["ShardedValues"]
+
+_PATH = "state"
+
+
+class ShardedValues:
+    """Of a state with FSDP2 modules.
+
+    Args:
+        handlers: of everything in the state, by name.
+    """
+
+    def __init__(self, handlers: Mapping[str, StateHandler]) -> None:
+        self._handlers = handlers
+        self._modules = {
+            name: one.value for name, one in handlers.items() if isinstance(one, ModuleHandler) and _has_shards(one)
+        }
+        self._optimizers = {name: one.value for name, one in handlers.items() if isinstance(one, OptimizerHandler)}
+        self._is_supported = False
+
+    @classmethod
+    def of(cls, handlers: Mapping[str, StateHandler]) -> ShardedValues | None:
+        """None where nothing is sharded."""
+        found = cls(handlers)
+        return found if found._modules else None
+
+    def enter_group(self) -> None:
+        """The modules train on the default group, which a generation has just formed.
+
+        Raises:
+            UsageError: something here cannot, or not on this one.
+        """
+        self.require_supported()
+        riding.attach(list(self._modules.values()), list(self._optimizers.values()))
+
+    def require_supported(self) -> None:
+        """All of it can be taken from one group to the next, and put into a point.
+
+        Raises:
+            UsageError: something cannot.
+        """
+        if self._is_supported:
+            return
+        for name, module in self._modules.items():
+            riding.require_supported(name, module, list(self._optimizers.values()))
+        for name, handler in self._handlers.items():
+            if name in self._modules or name in self._optimizers:
+                continue
+            for path, _ in pieces.paths_of(handler.contents(), name):
+                raise UsageError(
+                    f"state.{path} is a DTensor that belongs to no fully_shard module: keep its full_tensor() there, "
+                    "or run with ENABLE_RECOVERY=0"
+                )
+        self._is_supported = True
+
+    def accumulates(self) -> bool:
+        """Whether a module holds gradients that are not reduced yet."""
+        return any(riding.accumulates(one) for one in self._modules.values())
+
+    def reset(self) -> None:
+        """Give up whatever a cut-off step has left in the modules."""
+        for module in self._modules.values():
+            riding.reset(module)
+
+    def take_out(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], pieces.Own]:
+        """The values without this rank's pieces, and the pieces."""
+        own: pieces.Own = {}
+        taken: dict[str, Any] = pieces.take_out(values, _PATH, own)
+        return taken, own
+
+    def put_back(self, values: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+        """What the handlers can load, of what a point holds.
+
+        Args:
+            values: by name.
+            own: this rank's own pieces; none where those of the point are another rank's.
+
+        Raises:
+            CheckpointError: a piece is missing, or lies elsewhere than this rank's.
+        """
+        live = {name: one.contents() for name, one in self._handlers.items()}
+        parameters = {
+            f"{_PATH}.{name}.state.{number}": parameter
+            for name, optimizer in self._optimizers.items()
+            for number, parameter in enumerate(one for group in optimizer.param_groups for one in group["params"])
+            if pieces.is_distributed(parameter)
+        }
+        putting = pieces.Putting(
+            own=own,
+            mesh=next(self._parameters()).device_mesh,
+            like=lambda path: parameters.get(path.rpartition(".")[0]),
+        )
+        loadable: dict[str, Any] = putting.back(values, _PATH, live)
+        return loadable
+
+    def shards(self) -> list[torch.Tensor]:
+        """This rank's pieces of the parameters, in the order of their names."""
+        return [pieces.local(one) for one in self._parameters()]
+
+    def _parameters(self) -> Any:
+        return (
+            parameter
+            for _, module in sorted(self._modules.items())
+            for _, parameter in sorted(module.named_parameters())
+            if pieces.is_distributed(parameter)
+        )
+
+
+def _has_shards(handler: ModuleHandler) -> bool:
+    return riding.is_flattened(handler.value) or any(pieces.is_distributed(one) for one in handler.value.parameters())
