@@ -17,7 +17,7 @@ from samebits.core.point import Point
 from samebits.core.values import Int, Meta, Schema, Told, Value
 from samebits.errors import ProtocolError
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_SAVED_POINTS = 8
 MAX_STOPPED_BY = 200
 """Characters of ``StopJob.by``; a scheduler takes no longer one."""
