@@ -23,6 +23,7 @@ from samebits.errors import SettingsError
 from samebits.scheduler_hosts import addresses_in
 from samebits.settings_table import (
     OF_A_SHELL,
+    REMOVED,
     VARIABLES,
     HostRest,
     Role,
@@ -125,7 +126,6 @@ class Settings:
     register_cooldown_s: float
     heartbeat_interval_s: float
     node_timeout_s: float
-    lease_detector: str
     reconnect_grace_s: float
     topo_timeout_s: float
     watchdog: bool
@@ -203,6 +203,7 @@ def read(environ: Mapping[str, str] = os.environ, *, role_required: bool = True)
     reading = _Reading(environ, role_required)
     for variable in VARIABLES:
         reading.take(variable)
+    reading.refuse_removed()
     reading.check_relations()
     if reading.problems:
         raise SettingsError(reading.problems)
@@ -277,6 +278,13 @@ class _Reading:
     def _is_in_a_plain_script(self) -> bool:
         """Whether a plain script's launcher has made this environment: with a rank, and without its own role."""
         return is_plain(self.environ) and bool(self.environ.get("RANK"))
+
+    def refuse_removed(self) -> None:
+        """Refuse a variable that this release no longer has, unless its value is empty."""
+        for name in (prefix + bare for bare in REMOVED for prefix in ("", PREFIX)):
+            if self.environ.get(name):
+                why = REMOVED[name.removeprefix(PREFIX)]
+                self.problems.append(f"{name} no longer exists: {why}. Fix: unset {name}")
 
     def check_relations(self) -> None:
         """What no variable can get wrong alone; a relation with an unreadable value is left until that is fixed."""
@@ -450,6 +458,11 @@ def kept_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
         for name, text in environ.items()
         if is_shell_name(name) and any(fnmatchcase(name, kept) for kept in KEPT_NAMES)
     }
+
+
+def without_removed(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what an earlier release stored without the variables that exist no longer."""
+    return {name: text for name, text in environment.items() if name.removeprefix(PREFIX) not in REMOVED}
 
 
 def inherited_sockets(environ: Mapping[str, str] = os.environ) -> range:

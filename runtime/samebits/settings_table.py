@@ -299,7 +299,6 @@ _HANG = _one_of("end", "tell")
 _POLICY = _one_of("tell", "drain", "refuse", "off")
 _ANOMALY = _one_of("tell", "stop", "recompute", "off")
 _HIDDEN = _one_of("tell", "off")
-_DETECTOR = _one_of("fixed", "phi")
 _STRAGGLER = _one_of("tell", "swap", "off")
 _MEND = _one_of("majority", "leader", "stop")
 _EVERY = Kind("a whole number from 0 on, or auto", "不小于 0 的整数，或 auto", _parse_every)
@@ -443,14 +442,6 @@ VARIABLES: tuple[Variable, ...] = (
         "NODE_TIMEOUT", "node_timeout_s", _seconds(0.001), "5", _JOB,
         "Seconds of silence after which a node is lost; at most TOPO_TIMEOUT.",
         "节点静默多少秒后视为丢失，至多为 TOPO_TIMEOUT。",
-    ),
-    Variable(
-        "LEASE_DETECTOR", "lease_detector", _DETECTOR, "fixed", _JOB,
-        "`fixed`: a node is lost after NODE_TIMEOUT. `phi`: after a silence that its own heartbeats so far make all "
-        "but impossible, from two heartbeats to twice NODE_TIMEOUT; sooner on a calm network, often wrong where "
-        "machines pause.",
-        "`fixed`：静默 NODE_TIMEOUT 后视为丢失。`phi`：静默之久按其以往的心跳几乎不可能时视为丢失，介于两次心跳与两倍 "
-        "NODE_TIMEOUT 之间；网络平稳时更快，但在机器会停顿处常常误判。",
     ),
     Variable(
         "RECONNECT_GRACE", "reconnect_grace_s", _seconds(0), "0.5", _JOB,
@@ -837,3 +828,7 @@ def environment_table_zh() -> str:
         note = "" if variable.capability.built else "（尚未实现，设置即拒绝）"
         rows.append(f"| `{variable.name}` | {default} | {variable.kind.expected_zh} | {note}{variable.meaning_zh} |")
     return "\n".join(rows)
+
+
+REMOVED = {"LEASE_DETECTOR": "a node is lost after NODE_TIMEOUT seconds of silence, or when its connection closes"}
+"""Variables of earlier releases, and what holds instead of each."""

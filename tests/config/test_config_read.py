@@ -49,7 +49,6 @@ def test_defaults_are_those_of_the_design() -> None:
         register_cooldown_s=30.0,
         heartbeat_interval_s=1.0,
         node_timeout_s=5.0,
-        lease_detector="fixed",
         reconnect_grace_s=0.5,
         topo_timeout_s=1800.0,
         watchdog=True,
@@ -143,7 +142,6 @@ GIVEN: list[tuple[str, str, str, object]] = [
     ("HEARTBEAT_INTERVAL", "2.5", "heartbeat_interval_s", 2.5),
     ("NODE_TIMEOUT", "2", "node_timeout_s", 2.0),
     ("NODE_TIMEOUT", "1800", "node_timeout_s", 1800.0),
-    ("LEASE_DETECTOR", "Phi", "lease_detector", "phi"),
     ("RECONNECT_GRACE", "0", "reconnect_grace_s", 0.0),
     ("TOPO_TIMEOUT", "5", "topo_timeout_s", 5.0),
     ("WATCHDOG", "0", "watchdog", False),
@@ -340,6 +338,12 @@ def test_a_wrong_value_is_one_problem_with_name_value_expectation_and_fix(
     assert "\n" not in problem
     for part in said:
         assert (part.replace(name, prefix + name) if part.startswith(("export", "unset")) else part) in problem
+
+
+@pytest.mark.parametrize("prefix", ["", "MS_"])
+def test_a_removed_variable_is_refused_with_what_holds_instead(prefix: str) -> None:
+    with pytest.raises(SettingsError, match=rf"^{prefix}LEASE_DETECTOR no longer exists: .*Fix: unset {prefix}LEASE"):
+        read({"ROLE": "scheduler", "WORKER_NUM": "2", f"{prefix}LEASE_DETECTOR": "phi"})
 
 
 @pytest.mark.parametrize(("name", "fix"), [("ROLE", "export ROLE=worker"), ("WORKER_NUM", "export WORKER_NUM=4")])

@@ -96,11 +96,12 @@ def test_a_file_that_is_no_start_is_an_error_with_a_mend(here: Path, content: st
 
 
 def test_a_job_of_an_earlier_release_finds_the_package_under_its_earlier_name(here: Path) -> None:
-    keep(here / "device", start(here, PYTHONPATH="/data/lib"))
+    keep(here / "device", start(here, PYTHONPATH="/data/lib", LEASE_DETECTOR="phi"))
     file = here / "device" / "start.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"version": 1}))
     kept = read(here / "device")
     assert kept is not None
+    assert "LEASE_DETECTOR" not in kept.environment  # which no longer exists
     folder, own = kept.environment["PYTHONPATH"].split(":")
     assert own == "/data/lib"
     program = (

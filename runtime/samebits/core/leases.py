@@ -189,10 +189,6 @@ class Leases:
         silent_s = self._lease_s(is_heard=presence.heard_at is not None)
         longer = " and the time to look for the scheduler elsewhere" if silent_s > policy.node_timeout_s else ""
         silent = f"silent for {silent_s:g} s (NODE_TIMEOUT{longer})"
-        if policy.accrues and presence.heard_at is not None:
-            mean_s = presence.arrivals.mean_s
-            silent_s = presence.lease_until - presence.heard_at
-            silent = f"silent for {silent_s:.1f} s, and heard every {mean_s:.1f} s before (LEASE_DETECTOR=phi)"
         if presence.grace_until is not None and presence.grace_until <= presence.lease_until:
             return presence.grace_until, f"its connection closed and stayed closed for {policy.reconnect_grace_s:g} s"
         hang = told_apart(presence.sight_now(), policy.node_timeout_s)

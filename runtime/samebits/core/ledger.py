@@ -30,7 +30,6 @@ from samebits.core.messages import (
 from samebits.core.ready import Ready, Send
 from samebits.core.records import GenerationCommitted, Record, SeatGranted, SeatRetired, SlotGiven
 from samebits.core.state import JobState, Seat
-from samebits.core.suspicion import COUNTED, Arrivals
 from samebits.core.witnesses import Witnesses
 
 NAMED = 12  # how many nodes a sentence names before it counts the rest
@@ -57,7 +56,6 @@ class Policy:
     recovery: bool = True
     cool_down_s: float = 30.0
     node_timeout_s: float = 5.0
-    accrues: bool = False  # a lease is as long as a node's own heartbeats make likely; else NODE_TIMEOUT
     heartbeat_interval_s: float = 1.0
     reconnect_grace_s: float = 0.5
     search_s: float = 0.0  # how long a worker may look for its scheduler at other addresses before it comes here
@@ -95,7 +93,6 @@ class Presence:
 
     lease_until: float
     heard_at: float | None = None  # None: not heard in this term
-    arrivals: Arrivals = field(default_factory=Arrivals)  # kept with LEASE_DETECTOR=phi
     closed_at: float | None = None  # the connection is closed and has not come back
     grace_until: float | None = None  # until when it may come back
     activity: Activity = Activity.SEATED
@@ -115,12 +112,7 @@ class Presence:
 
     def hear(self, now: float, policy: Policy) -> None:
         """A message of its session was accepted: its lease begins anew."""
-        lease_s = policy.node_timeout_s
-        if policy.accrues:
-            if self.heard_at is not None and (gap_s := now - self.heard_at) >= COUNTED * policy.heartbeat_interval_s:
-                self.arrivals.take(gap_s)
-            lease_s = self.arrivals.patience_s(policy.heartbeat_interval_s, policy.node_timeout_s)
-        self.heard_at, self.lease_until = now, now + lease_s
+        self.heard_at, self.lease_until = now, now + policy.node_timeout_s
 
     def sight_now(self) -> Sight | None:
         """What was seen of its process since it was heard last; None where nobody has looked."""

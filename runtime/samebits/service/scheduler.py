@@ -491,7 +491,6 @@ def policy_of(settings: Settings) -> Policy:
         recovery=settings.enable_recovery,
         cool_down_s=settings.register_cooldown_s,
         node_timeout_s=settings.node_timeout_s,
-        accrues=settings.lease_detector == "phi",
         heartbeat_interval_s=settings.heartbeat_interval_s,
         reconnect_grace_s=settings.reconnect_grace_s,
         search_s=search_s(settings.sched_host, settings.sched_port),
