@@ -242,7 +242,7 @@ class Imports(ast.NodeVisitor):
         self.generic_visit(node)
 
 
-COMPUTES = ("__init__", "earlier")
+COMPUTES = ("__init__", "__main__", "earlier")
 """The rooms that import the package's own modules by name, when they are first used."""
 
 

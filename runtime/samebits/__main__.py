@@ -8,6 +8,7 @@ when it is called. The one idea: a subcommand is one line of the table.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import os
 import select
@@ -146,84 +147,6 @@ def _scheduler(arguments: Arguments) -> int:
     return exit_code_of(ended)
 
 
-def _status(arguments: Arguments) -> int:
-    from samebits.ops import show
-
-    return show.main(arguments)
-
-
-def _follow(arguments: Arguments) -> int:
-    from samebits.ops import follow
-
-    return follow.main(arguments)
-
-
-def _ps(arguments: Arguments) -> int:
-    from samebits.ops import ps
-
-    return ps.main(arguments)
-
-
-def _stack(arguments: Arguments) -> int:
-    from samebits.ops import stack
-
-    return stack.main(arguments)
-
-
-def _logs(arguments: Arguments) -> int:
-    from samebits.ops import log_lines
-
-    return log_lines.main(arguments)
-
-
-def _stop(arguments: Arguments) -> int:
-    from samebits.ops import stop
-
-    return stop.main(arguments)
-
-
-def _start(arguments: Arguments) -> int:
-    from samebits.ops import run
-
-    return run.main(arguments)
-
-
-def _recover(arguments: Arguments) -> int:
-    from samebits.ops import recover
-
-    return recover.main(arguments)
-
-
-def _add(arguments: Arguments) -> int:
-    from samebits.ops import resizing
-
-    return resizing.add(arguments)
-
-
-def _clean(arguments: Arguments) -> int:
-    from samebits.ops import clean
-
-    return clean.main(arguments)
-
-
-def _remove(arguments: Arguments) -> int:
-    from samebits.ops import resizing
-
-    return resizing.remove(arguments)
-
-
-def _ckpt(arguments: Arguments) -> int:
-    from samebits.ops.ckpt import command
-
-    return command.main(arguments)
-
-
-def _env(arguments: Arguments) -> int:
-    from samebits.ops import environment
-
-    return environment.main(arguments)
-
-
 def _plain(arguments: Arguments) -> int:
     import argparse
 
@@ -242,100 +165,14 @@ def _plain(arguments: Arguments) -> int:
     return plain.main(arguments[1:])
 
 
-def _exit_codes(arguments: Arguments) -> int:
-    from samebits.ops import exit_codes
+def _in(module: str, function: str = "main") -> Callable[[Arguments], int]:
+    """Return a subcommand whose module is imported when it is called."""
 
-    return exit_codes.main(arguments)
+    def run(arguments: Arguments) -> int:
+        called = getattr(importlib.import_module(f"samebits.{module}"), function)
+        return int(called(arguments))
 
-
-def _causes(arguments: Arguments) -> int:
-    from samebits.ops import causes
-
-    return causes.main(arguments)
-
-
-def _ranktable(arguments: Arguments) -> int:
-    from samebits.ops import rank_table
-
-    return rank_table.main(arguments)
-
-
-def _doctor(arguments: Arguments) -> int:
-    from samebits.ops import doctor
-
-    return doctor.main(arguments)
-
-
-def _steps(arguments: Arguments) -> int:
-    from samebits.ops import steps
-
-    return steps.main(arguments)
-
-
-def _history(arguments: Arguments) -> int:
-    from samebits.ops import history_show
-
-    return history_show.main(arguments)
-
-
-def _dashboard(arguments: Arguments) -> int:
-    from samebits.dashboard import command
-
-    return command.main(arguments)
-
-
-def _report(arguments: Arguments) -> int:
-    from samebits.dashboard import report
-
-    return report.main(arguments)
-
-
-def _trace(arguments: Arguments) -> int:
-    from samebits.ops import trace
-
-    return trace.main(arguments)
-
-
-def _slurm(arguments: Arguments) -> int:
-    from samebits.ops import slurm
-
-    return slurm.main(arguments)
-
-
-def _scale(arguments: Arguments) -> int:
-    from samebits.ops import resizing
-
-    return resizing.scale(arguments)
-
-
-def _drain(arguments: Arguments) -> int:
-    from samebits.ops import draining
-
-    return draining.main(arguments)
-
-
-def _autoscale(arguments: Arguments) -> int:
-    from samebits.ops import autoscaling
-
-    return autoscaling.main(arguments)
-
-
-def _probe(arguments: Arguments) -> int:
-    from samebits.ops import probe
-
-    return probe.main(arguments)
-
-
-def _keep(arguments: Arguments) -> int:
-    from samebits.ops import keeping
-
-    return keeping.main(arguments)
-
-
-def _drill(arguments: Arguments) -> int:
-    from samebits.ops.drill import command
-
-    return command.main(arguments)
+    return run
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,37 +185,51 @@ class Subcommand:
 
 
 SUBCOMMANDS = (
-    Subcommand("run", "start a job here and follow it to its end", _start),
-    Subcommand("recover", "bring back what is gone of the job here, and follow it", _recover),
+    Subcommand("run", "start a job here and follow it to its end", _in("ops.run")),
+    Subcommand("recover", "bring back what is gone of the job here, and follow it", _in("ops.recover")),
     Subcommand("scheduler", "serve as a job's scheduler", _scheduler),
-    Subcommand("status", "show how the job stands; --json for programs", _status),
-    Subcommand("history", "show what happened, every recovery and where the time went; --follow, --json", _history),
-    Subcommand("dashboard", "serve a page that shows the job, live and after its end", _dashboard),
-    Subcommand("report", "write all that is known of the job into one HTML file; --json", _report),
-    Subcommand("trace", "send registers, recoveries and checkpoints as OpenTelemetry spans; --json", _trace),
-    Subcommand("drill", "run a script undisturbed and under faults, and compare the bits", _drill),
-    Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _follow),
-    Subcommand("ps", "list the job's processes on this machine; --json for programs", _ps),
-    Subcommand("stack", "show in which line of the script each worker of this machine is, and its threads", _stack),
-    Subcommand("logs", "show the ends of the logs; -f stays, a RANK shows one worker's", _logs),
-    Subcommand("probe", "say whether a process of the job is alive or ready, for Kubernetes and such", _probe),
-    Subcommand("keep", "run a process as a container's own, and start it again as long as that can help", _keep),
-    Subcommand("slurm", "for scripts/slurm: print which process runs where in a Slurm allocation", _slurm),
-    Subcommand("stop", "end the job gracefully; it can go on from there", _stop),
-    Subcommand("add", "start workers of this machine that join the job", _add),
-    Subcommand("remove", "have a worker of this machine leave the job after its present step", _remove),
-    Subcommand("drain", "have workers, or all of a host, leave at their next commit, and wait for it", _drain),
-    Subcommand("scale", "bring the job to so many workers", _scale),
-    Subcommand("autoscale", "size the job by its load and by what a worker gains", _autoscale),
-    Subcommand("clean", "free memory and folders that this folder's jobs left, after asking", _clean),
-    Subcommand("ckpt", "list, verify, show or export checkpoints, also while the job trains", _ckpt),
-    Subcommand("steps", "show the step logs, and where two of them differ", _steps),
-    Subcommand("env", "print the table of environment variables", _env),
+    Subcommand("status", "show how the job stands; --json for programs", _in("ops.show")),
+    Subcommand(
+        "history",
+        "show what happened, every recovery and where the time went; --follow, --json",
+        _in("ops.history_show"),
+    ),
+    Subcommand("dashboard", "serve a page that shows the job, live and after its end", _in("dashboard.command")),
+    Subcommand("report", "write all that is known of the job into one HTML file; --json", _in("dashboard.report")),
+    Subcommand("trace", "send registers, recoveries and checkpoints as OpenTelemetry spans; --json", _in("ops.trace")),
+    Subcommand("drill", "run a script undisturbed and under faults, and compare the bits", _in("ops.drill.command")),
+    Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _in("ops.follow")),
+    Subcommand("ps", "list the job's processes on this machine; --json for programs", _in("ops.ps")),
+    Subcommand(
+        "stack", "show in which line of the script each worker of this machine is, and its threads", _in("ops.stack")
+    ),
+    Subcommand("logs", "show the ends of the logs; -f stays, a RANK shows one worker's", _in("ops.log_lines")),
+    Subcommand(
+        "probe", "say whether a process of the job is alive or ready, for Kubernetes and such", _in("ops.probe")
+    ),
+    Subcommand(
+        "keep", "run a process as a container's own, and start it again as long as that can help", _in("ops.keeping")
+    ),
+    Subcommand("slurm", "for scripts/slurm: print which process runs where in a Slurm allocation", _in("ops.slurm")),
+    Subcommand("stop", "end the job gracefully; it can go on from there", _in("ops.stop")),
+    Subcommand("add", "start workers of this machine that join the job", _in("ops.resizing", "add")),
+    Subcommand(
+        "remove", "have a worker of this machine leave the job after its present step", _in("ops.resizing", "remove")
+    ),
+    Subcommand(
+        "drain", "have workers, or all of a host, leave at their next commit, and wait for it", _in("ops.draining")
+    ),
+    Subcommand("scale", "bring the job to so many workers", _in("ops.resizing", "scale")),
+    Subcommand("autoscale", "size the job by its load and by what a worker gains", _in("ops.autoscaling")),
+    Subcommand("clean", "free memory and folders that this folder's jobs left, after asking", _in("ops.clean")),
+    Subcommand("ckpt", "list, verify, show or export checkpoints, also while the job trains", _in("ops.ckpt.command")),
+    Subcommand("steps", "show the step logs, and where two of them differ", _in("ops.steps")),
+    Subcommand("env", "print the table of environment variables", _in("ops.environment")),
     Subcommand("plain", "hold a worker's seat for a script that is not ported", _plain),
-    Subcommand("exit-codes", "print what a process ends with, and whether trying again helps", _exit_codes),
-    Subcommand("causes", "print what is taken for which cause, and what is done about it", _causes),
-    Subcommand("ranktable", "check, make and join Ascend's rank tables", _ranktable),
-    Subcommand("doctor", "check what a job needs on this machine", _doctor),
+    Subcommand("exit-codes", "print what a process ends with, and whether trying again helps", _in("ops.exit_codes")),
+    Subcommand("causes", "print what is taken for which cause, and what is done about it", _in("ops.causes")),
+    Subcommand("ranktable", "check, make and join Ascend's rank tables", _in("ops.rank_table")),
+    Subcommand("doctor", "check what a job needs on this machine", _in("ops.doctor")),
 )
 
 _WRONG_USAGE = 2  # as argparse has it
