@@ -15,4 +15,4 @@ fi
 . "$root/scripts/processes.sh"
 bash "$root/scripts/setup.sh"
 
-become add "${1-1}"
+become scale --add "${1-1}"

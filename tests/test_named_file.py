@@ -123,7 +123,7 @@ def test_a_report_is_not_put_in_a_devices_place(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("RECOVERY_PATH", str(tmp_path))
     durable.write_file_atomically(tmp_path / "events.jsonl", b'{"kind":"job","at":1.0,"term":1}\n')
     (tmp_path / "null").symlink_to("/dev/null")
-    assert main(["report", str(tmp_path / "null")]) == 80
+    assert main(["history", "--html", str(tmp_path / "null")]) == 80
     assert (tmp_path / "null").is_symlink() and report.LOG_CHARACTERS
 
 

@@ -96,7 +96,7 @@ def test_the_history_and_the_log_go_on_beside_a_forged_number(
     monkeypatch.setenv("RECOVERY_PATH", str(tmp_path))
     written = "".join(f"{one}\n" for one in [*SOUND[:3], *FORGED, SOUND[3]])
     durable.write_file_atomically(tmp_path / "events.jsonl", written.encode())
-    for words in (["history"], ["history", "--json"], ["report", "--json"], ["trace", "--json"]):
+    for words in (["history"], ["history", "--json"], ["history", "--html", "--json"], ["history", "--otel", "--json"]):
         assert main(words) == 0
     assert "Traceback" not in capsys.readouterr().err
     assert json.loads(events._carried(written.splitlines()))["kind"] == "carried", "what begins the log's next part"

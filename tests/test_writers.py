@@ -169,8 +169,8 @@ def a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 EXPORT = ("ckpt", "export", "0/7", "--folder", "ckpt", "{}")
 OUTPUTS: dict[str, Callable[[Path], object]] = {
     "PROBE_FILE": lambda path: ProbeNote(ProcessIdentity(7, 42), State.READY, 1.0).write(path),
-    "report": lambda path: main(["report", str(path)]),
-    "report, replaced": lambda path: (main(["report", str(path)]), main(["report", str(path)])),
+    "report": lambda path: main(["history", "--html", str(path)]),
+    "report, replaced": lambda path: (main(["history", "--html", str(path)]), main(["history", "--html", str(path)])),
     "export, torch's": lambda path: main([one.format(path) for one in EXPORT]),
     "export, replaced": lambda path: (path.touch(), main([*(one.format(path) for one in EXPORT), "--force"])),
     "export, safetensors": lambda path: main([*(one.format(path) for one in EXPORT), "--format", "safetensors"]),

@@ -12,6 +12,7 @@ import importlib
 import io
 import os
 import select
+import shlex
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -72,6 +73,13 @@ def _run(words: list[str]) -> int:
         print(_usage())
         return 0 if words else _WRONG_USAGE
     subcommand = next((entry for entry in SUBCOMMANDS if entry.name == words[0]), None)
+    if words[0] in RENAMED:
+        again = shlex.join(words[1:])
+        print(
+            f"samebits: `{words[0]}` has a new name. Fix: samebits {RENAMED[words[0]]} {again}".rstrip(),
+            file=sys.stderr,
+        )
+        return _WRONG_USAGE
     if subcommand is None:
         meant = near_name(words[0], (entry.name for entry in SUBCOMMANDS))
         more = f": did you mean {meant}? Fix: samebits --help lists all" if meant else f"\n{_usage()}"
@@ -175,13 +183,25 @@ def _in(module: str, function: str = "main") -> Callable[[Arguments], int]:
     return run
 
 
+def _history(arguments: Arguments) -> int:
+    named = {word.partition("=")[0] for word in arguments}
+    module = "dashboard.report" if "--html" in named else "ops.trace" if "--otel" in named else "ops.history_show"
+    return _in(module)(arguments)
+
+
 @dataclass(frozen=True, slots=True)
 class Subcommand:
-    """One line of the table; ``run`` takes the words after its name and returns the exit status."""
+    """One line of the table.
+
+    Attributes:
+        run: takes the words after its name and returns the exit status.
+        is_shown: people call it; else scripts and containers do.
+    """
 
     name: str
     summary: str
     run: Callable[[Arguments], int]
+    is_shown: bool = True
 
 
 SUBCOMMANDS = (
@@ -190,13 +210,9 @@ SUBCOMMANDS = (
     Subcommand("scheduler", "serve as a job's scheduler", _scheduler),
     Subcommand("status", "show how the job stands; --json for programs", _in("ops.show")),
     Subcommand(
-        "history",
-        "show what happened, every recovery and where the time went; --follow, --json",
-        _in("ops.history_show"),
+        "history", "show what happened, every recovery and where the time went; --html, --otel, --follow", _history
     ),
     Subcommand("dashboard", "serve a page that shows the job, live and after its end", _in("dashboard.command")),
-    Subcommand("report", "write all that is known of the job into one HTML file; --json", _in("dashboard.report")),
-    Subcommand("trace", "send registers, recoveries and checkpoints as OpenTelemetry spans; --json", _in("ops.trace")),
     Subcommand("drill", "run a script undisturbed and under faults, and compare the bits", _in("ops.drill.command")),
     Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _in("ops.follow")),
     Subcommand("ps", "list the job's processes on this machine; --json for programs", _in("ops.ps")),
@@ -205,39 +221,56 @@ SUBCOMMANDS = (
     ),
     Subcommand("logs", "show the ends of the logs; -f stays, a RANK shows one worker's", _in("ops.log_lines")),
     Subcommand(
-        "probe", "say whether a process of the job is alive or ready, for Kubernetes and such", _in("ops.probe")
+        "probe",
+        "say whether a process of the job is alive or ready, for Kubernetes and such",
+        _in("ops.probe"),
+        is_shown=False,
     ),
     Subcommand(
-        "keep", "run a process as a container's own, and start it again as long as that can help", _in("ops.keeping")
+        "keep",
+        "run a process as a container's own, and start it again as long as that can help",
+        _in("ops.keeping"),
+        is_shown=False,
     ),
-    Subcommand("slurm", "for scripts/slurm: print which process runs where in a Slurm allocation", _in("ops.slurm")),
+    Subcommand(
+        "slurm",
+        "for scripts/slurm: print which process runs where in a Slurm allocation",
+        _in("ops.slurm"),
+        is_shown=False,
+    ),
     Subcommand("stop", "end the job gracefully; it can go on from there", _in("ops.stop")),
-    Subcommand("add", "start workers of this machine that join the job", _in("ops.resizing", "add")),
-    Subcommand(
-        "remove", "have a worker of this machine leave the job after its present step", _in("ops.resizing", "remove")
-    ),
     Subcommand(
         "drain", "have workers, or all of a host, leave at their next commit, and wait for it", _in("ops.draining")
     ),
-    Subcommand("scale", "bring the job to so many workers", _in("ops.resizing", "scale")),
+    Subcommand("scale", "bring the job to so many workers; --add, --remove", _in("ops.resizing")),
     Subcommand("autoscale", "size the job by its load and by what a worker gains", _in("ops.autoscaling")),
     Subcommand("clean", "free memory and folders that this folder's jobs left, after asking", _in("ops.clean")),
     Subcommand("ckpt", "list, verify, show or export checkpoints, also while the job trains", _in("ops.ckpt.command")),
     Subcommand("steps", "show the step logs, and where two of them differ", _in("ops.steps")),
-    Subcommand("env", "print the table of environment variables", _in("ops.environment")),
-    Subcommand("plain", "hold a worker's seat for a script that is not ported", _plain),
-    Subcommand("exit-codes", "print what a process ends with, and whether trying again helps", _in("ops.exit_codes")),
-    Subcommand("causes", "print what is taken for which cause, and what is done about it", _in("ops.causes")),
+    Subcommand("plain", "hold a worker's seat for a script that is not ported", _plain, is_shown=False),
     Subcommand("ranktable", "check, make and join Ascend's rank tables", _in("ops.rank_table")),
+    Subcommand("explain", "print every variable, exit code and cause, and what each means", _in("ops.explain")),
     Subcommand("doctor", "check what a job needs on this machine", _in("ops.doctor")),
 )
+
+RENAMED = {
+    "add": "scale --add",
+    "remove": "scale --remove",
+    "report": "history --html",
+    "trace": "history --otel",
+    "env": "explain variables",
+    "exit-codes": "explain exit-codes",
+    "causes": "explain causes",
+}
+"""Subcommands of earlier releases, and how each is spelled now."""
 
 _WRONG_USAGE = 2  # as argparse has it
 
 
 def _usage() -> str:
-    width = max(len(entry.name) for entry in SUBCOMMANDS)
-    rows = "\n".join(f"  {entry.name:<{width}}  {entry.summary}" for entry in SUBCOMMANDS)
+    shown = [entry for entry in SUBCOMMANDS if entry.is_shown]
+    width = max(len(entry.name) for entry in shown)
+    rows = "\n".join(f"  {entry.name:<{width}}  {entry.summary}" for entry in shown)
     return f"usage: samebits <subcommand> [--help]\n\nA job is started with {spelled('run')}.\n\n{rows}"
 
 

@@ -1,6 +1,6 @@
 """Exit codes, a contract: what a process of ours ends with, and whether trying again can help.
 
-One table, from which docs/exit-codes.md and ``samebits exit-codes`` are made; a code never changes its meaning without
+One table, which docs/exit-codes.md and ``samebits explain exit-codes`` print; a code never changes its meaning without
 a new major version. The one idea: whoever starts processes (a loop in a shell, Slurm, Kubernetes) needs one bit of a
 code: whether the same command may go better the next time.
 """

@@ -812,12 +812,18 @@ VARIABLES: tuple[Variable, ...] = (
 
 def environment_table() -> str:
     """The table of variables in docs/operating.md: markdown, one row per entry, no trailing newline."""
-    rows = ["| name | default | value | meaning |", "|---|---|---|---|"]
+    rows = [f"| `{name}` | {default} | {value} | {meaning} |" for name, default, value, meaning in environment_rows()]
+    return "\n".join(("| name | default | value | meaning |", "|---|---|---|---|", *rows))
+
+
+def environment_rows() -> list[tuple[str, str, str, str]]:
+    """Return of each variable its name, default, expected value and meaning, as shown."""
+    rows = []
     for variable in VARIABLES:
         default = variable.shown_default[0] or variable.default or "–"
         note = "" if variable.capability.built else "(not built yet: refused) "
-        rows.append(f"| `{variable.name}` | {default} | {variable.kind.expected} | {note}{variable.meaning} |")
-    return "\n".join(rows)
+        rows.append((variable.name, default, variable.kind.expected, note + variable.meaning))
+    return rows
 
 
 def environment_table_zh() -> str:

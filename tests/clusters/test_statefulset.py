@@ -136,12 +136,12 @@ def test_a_pod_that_knows_only_its_environment_sizes_the_job(server: ApiServer, 
         )
         scaler.wait_for(r"1 → 2 workers: the queue is 200% of its target\n")
         scaler.wait_until(lambda: server.replicas == 2)
-        assert job.tool("add", "1").end() == 0
+        assert job.tool("scale", "--add", "1").end() == 0
         (folder / "queue.new").write_text("0")
         (folder / "queue.new").rename(folder / "queue")
         job.wait_view(lambda view: view.alive == view.world_size == 2)
         scaler.wait_until(lambda: server.replicas == 1)
-        assert job.tool("remove", "1").end() == 0
+        assert job.tool("scale", "--remove", "1").end() == 0
         job.wait_view(lambda view: view.alive == view.world_size == 1)
         scaler.send(signal.SIGTERM)
         scaler.end()

@@ -52,13 +52,13 @@ def test_for_programs_and_people_with_a_jobs_own_rows_first(
 ) -> None:
     (tmp_path / "own.toml").write_text(OWN)
     monkeypatch.setenv("CAUSE_TABLE", str(tmp_path / "own.toml"))
-    assert main(["causes", "--json"]) == 0
+    assert main(["explain", "causes", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert rows[0]["fault"] == "ours" and rows[0]["class"] == "network" and len(rows) == len(TABLE) + 1
-    assert main(["causes"]) == 0
+    assert main(["explain", "causes"]) == 0
     assert capsys.readouterr().out.startswith("ours: network; tried again: for ever; wait\n")
     for option in ("--markdown", "--zh"):
-        assert main(["causes", option]) == 0
+        assert main(["explain", "causes", option]) == 0
         assert "ours" not in capsys.readouterr().out
 
 

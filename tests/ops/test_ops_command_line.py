@@ -15,7 +15,7 @@ import pytest
 
 from samebits import __main__ as command_line
 from samebits import config
-from samebits.__main__ import SUBCOMMANDS, Subcommand, main
+from samebits.__main__ import RENAMED, SUBCOMMANDS, Subcommand, main
 from samebits.core import records
 from samebits.core.messages import EndKind, Process, RoundId
 from samebits.core.point import Point
@@ -71,7 +71,7 @@ def test_every_subcommand_explains_itself(name: str, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
-@pytest.mark.parametrize("word", ["--help", "env"])
+@pytest.mark.parametrize("word", ["--help", "explain variables"])
 def test_a_reader_that_has_enough_is_no_error(word: str, unbuffered: str) -> None:
     readable, writable = os.pipe()
     os.close(readable)
@@ -82,7 +82,7 @@ def test_a_reader_that_has_enough_is_no_error(word: str, unbuffered: str) -> Non
 
 def run_command(word: str, output: int, unbuffered: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONUNBUFFERED": unbuffered}
-    command = [sys.executable, "-m", "samebits", word]
+    command = [sys.executable, "-m", "samebits", *word.split()]
     return subprocess.run(command, stdout=output, stderr=subprocess.PIPE, text=True, check=False, env=environment)
 
 
@@ -98,14 +98,15 @@ def test_ctrl_c_is_no_error_either(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 def test_the_table_is_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
-    assert all(subcommand.name in text and subcommand.summary in text for subcommand in SUBCOMMANDS)
+    for one in SUBCOMMANDS:
+        assert (f"  {one.name} " in text and one.summary in text) == one.is_shown
     assert main([]) == 2
     assert main(["fly"]) == 2
     assert "there is no subcommand 'fly'\nusage: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("typed", "meant"), [("stauts", "status"), ("statu", "status"), ("recovr", "recover"), ("exit_codes", "exit-codes")]
+    ("typed", "meant"), [("stauts", "status"), ("statu", "status"), ("recovr", "recover"), ("explian", "explain")]
 )
 def test_a_misspelt_subcommand_is_told_the_near_one(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([typed]) == 2
@@ -145,8 +146,27 @@ def test_the_scheduler_command_knows_its_role(
     assert not (here / "recovery").exists()
 
 
-@pytest.mark.parametrize("arguments", [["env"], ["env", "--zh"]])
-def test_env_is_the_table_of_the_pages(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_earlier_name_is_refused_with_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+    for earlier, now in RENAMED.items():
+        assert main([earlier, "2"]) == 2
+        assert f"Fix: samebits {now} 2" in capsys.readouterr().err
+
+
+def test_an_exit_code_is_explained_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "94"]) == 0
+    assert "PointsLost" in capsys.readouterr().out
+    assert main(["explain", "3"]) == 80
+    assert "none of SameBits'" in capsys.readouterr().err
+    assert json.loads(explained("variables", capsys))[0]["name"] == "ROLE"
+
+
+def explained(topic: str, capsys: pytest.CaptureFixture[str]) -> str:
+    assert main(["explain", topic, "--json"]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["explain", "variables"], ["explain", "variables", "--zh"]])
+def test_the_variables_are_the_table_of_the_pages(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     expected = config.environment_table_zh() if "--zh" in arguments else config.environment_table()
     assert capsys.readouterr().out == expected + "\n"
@@ -481,12 +501,12 @@ def test_doctor_shows_every_wrong_setting(
 
 
 def test_exit_codes_for_programs_and_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["exit-codes", "--json"]) == 0
+    assert main(["explain", "exit-codes", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["code"]: row["again"] for row in rows if row["code"] in (0, 64, 77)} == {0: "–", 64: "no", 77: "yes"}
-    assert main(["exit-codes"]) == 0
+    assert main(["explain", "exit-codes"]) == 0
     text = capsys.readouterr().out
     assert all(f"{row['code']:>4}  {row['name']}" in text for row in rows)
     for option, word in (("--markdown", "| code | name |"), ("--zh", "| 退出码 |")):
-        assert main(["exit-codes", option]) == 0
+        assert main(["explain", "exit-codes", option]) == 0
         assert capsys.readouterr().out.startswith(word)

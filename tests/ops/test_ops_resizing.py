@@ -101,9 +101,9 @@ def test_a_worker_that_is_started_again_is_on_its_way_in() -> None:
     assert standing(("0", "1", "2.1"), seen, ("0", "1", "2.1")) == ["0", "1", "2.1"]
 
 
-@pytest.mark.parametrize("command", ["add", "remove"])
-def test_where_hosts_are_discovered_nobody_else_decides_who_runs_where(command: str) -> None:
+@pytest.mark.parametrize("option", ["--add", "--remove"])
+def test_where_hosts_are_discovered_nobody_else_decides_who_runs_where(option: str) -> None:
     kept = KeptStart(Path("/job"), "python", "train.py", (), {"WORKER_NUM": "3"})
-    require_no_driver(kept, command)
-    with pytest.raises(UsageError, match=rf"^samebits {command}: .* Fix: `samebits scale N`"):
-        require_no_driver(replace(kept, hosts={"0": "b"}), command)
+    require_no_driver(kept, option)
+    with pytest.raises(UsageError, match=rf"^samebits scale {option}: .* Fix: `samebits scale N`"):
+        require_no_driver(replace(kept, hosts={"0": "b"}), option)

@@ -1,4 +1,4 @@
-"""``report``: all that is known of a job in one HTML file to keep or to mail: the live page, with its data inside.
+"""``history --html``: write all that is known of a job into one HTML file to keep or to mail.
 
 Only the gathering and the folding into one file live here; it needs neither starlette nor a scheduler. The one idea:
 a report is the page with its data inside, so what is seen in the one is seen in the other. No secret is in it: settings
@@ -24,6 +24,7 @@ from samebits.ops.history_show import account, required_events
 from samebits.ops.local_processes import process_names, replaced_names
 from samebits.store import durable
 
+FILE = "samebits-report.html"
 LOG_CHARACTERS = 8000  # of each process
 MOST_LOGS = 64
 _STATIC = Path(__file__).parent / "static"
@@ -31,13 +32,15 @@ _VERSIONS = ("samebits", "torch", "pyzmq", "numpy")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand."""
+    """Run ``history --html``."""
     parser = argparse.ArgumentParser(
-        prog="samebits report",
+        prog="samebits history --html",
         description="Write what is known of the job of this folder into one HTML file that needs nothing else, whether "
         "the job runs or not: history, recoveries, plots, where the time went, the ends of the logs.",
     )
-    parser.add_argument("file", nargs="?", default="samebits-report.html", help="the file to write (replaced)")
+    parser.add_argument(
+        "--html", nargs="?", const=FILE, default=FILE, metavar="FILE", help=f"the file to write, or replace ({FILE})"
+    )
     parser.add_argument("--json", action="store_true", help="print the same as one JSON object instead")
     options = parser.parse_args(arguments)
     settings = kept_start.settings_here(only_looks=True)
@@ -45,7 +48,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         print(strict_json.dumps(gathered(settings)))
         return 0
-    path = Path(options.file)
+    path = Path(options.html)
     try:
         durable.require_replaceable(path)
         durable.replace_note(path, html_of_folder(settings).encode())

@@ -6,18 +6,12 @@ Only the printing lives here, and what it takes to say the table in two language
 
 from __future__ import annotations
 
-import argparse
-import json
 import signal
-import textwrap
-from collections.abc import Sequence
 
-from samebits import config, errors
+from samebits import errors
 from samebits.core.cause_table import TABLE, CauseClass, Retry, Row, Strategy
 from samebits.core.hangs import Hang
-from samebits.service import cause_file
 
-_WIDTH = 100
 SAYS: dict[Hang, str] = {
     Hang.STUCK: "worker 2 is in train.py:46 (time.sleep), workers 0 and 1 wait for it in all_reduce #812",
     Hang.BUSY: "worker 2 is in train.py:46 (evaluate) and computes",
@@ -168,31 +162,9 @@ _ZH: dict[str, tuple[str, str]] = {  # by fault: what it is called, and the fix
 }
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand."""
-    parser = argparse.ArgumentParser(
-        prog="samebits causes",
-        description="Print what is taken for which cause, and what is done about it; your own (CAUSE_TABLE) first.",
-    )
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="a list of JSON objects, for programs")
-    form.add_argument("--markdown", action="store_true", help="as docs/messages.md has it")
-    form.add_argument("--zh", action="store_true", help="as docs/messages.zh-CN.md has it")
-    options = parser.parse_args(arguments)
-    if options.markdown or options.zh:
-        print(cause_table_zh() if options.zh else cause_table())
-        return 0
-    settings, _ = config.read(config.whole_environment(), role_required=False)
-    rows = (*cause_file.table_of(settings).own, *TABLE)
-    if options.json:
-        print(json.dumps([_plain(row) for row in rows]))
-        return 0
-    for row in rows:
-        print(f"{row.fault}: {row.cause.value}; tried again: {_RETRIES[row.retry]}; {_strategies(row)}")
-        for text in (says(row), row.fix):
-            if text:
-                print(textwrap.fill(text, _WIDTH, initial_indent="      ", subsequent_indent="      "))
-    return 0
+def heading(row: Row) -> str:
+    """Return a row's fault, class, and what is done about it, in one line."""
+    return f"{row.fault}: {row.cause.value}; tried again: {_RETRIES[row.retry]}; {_strategies(row)}"
 
 
 def says(row: Row) -> str:
@@ -232,7 +204,7 @@ def cause_table_zh() -> str:
     return "\n".join([*head, *(f"| {' | '.join(map(_cell, row))} |" for row in rows)])
 
 
-def _plain(row: Row) -> dict[str, object]:
+def plain(row: Row) -> dict[str, object]:
     return {
         "fault": row.fault,
         "says": says(row),

@@ -39,6 +39,8 @@ def main(arguments: Sequence[str]) -> int:
         action="store_true",
         help="go on with the events that come until the job is finished; with --json one object a line",
     )
+    parser.add_argument("--html", metavar="FILE", nargs="?", help="write all that is known into one HTML file instead")
+    parser.add_argument("--otel", action="store_true", help="send it as OpenTelemetry spans instead")
     parser.add_argument("--last", type=whole(), default=200, metavar="N", help="show the last N events (default 200)")
     options = parser.parse_args(arguments)
     recovery_path = kept_start.settings_here(only_looks=True).recovery_path

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         prog="samebits keep",
         usage="%(prog)s [--stay] command ...",
         description="For containers: run a process of a job, hand SIGTERM and SIGINT on to it, and start it again as "
-        "long as its exit status says that this can help (samebits exit-codes), as RECOVER_STRATEGY and "
+        "long as its exit status says that this can help (samebits explain exit-codes), as RECOVER_STRATEGY and "
         "RECOVER_ATTEMPTS say. What is tried is said here, and kept in the job's history.",
     )
     parser.add_argument(

@@ -1,6 +1,6 @@
-"""``add`` and ``remove``: workers of this machine that join a running job, or leave it.
+"""``scale``: workers of this machine that join a running job, or leave it.
 
-What either may do, and the change of which nodes this machine has, live here; starting is ``spawning``'s, leaving the
+What it may do, and the change of which nodes this machine has, live here; starting is ``spawning``'s, leaving the
 worker's own. The one idea: the kept start names the nodes that belong here, so that recover.sh brings back whoever
 was added and lets go whoever was removed; it is changed first, whatever becomes of this process then.
 """
@@ -32,20 +32,41 @@ from samebits.ops.spawning import StartLock, hear_signals, launch, reserved
 from samebits.ops.stop_signals import Signals
 
 
-def add(arguments: Sequence[str]) -> int:
-    """Run ``add``."""
+def main(arguments: Sequence[str]) -> int:
+    """Run ``scale``."""
     parser = argparse.ArgumentParser(
-        prog="samebits add",
-        description="Start more workers of this machine for the job that was started in this folder: they join at the "
-        "next commit. scripts/add.sh calls it.",
+        prog="samebits scale",
+        description=textwrap.fill(
+            "Bring the job to so many workers: start more on this machine, or have those of this machine that came "
+            "last leave at their next commit. Where hosts are discovered, the command that follows the job does so."
+        ),
+        epilog="examples:\n"
+        "  samebits scale 6             six workers, from MIN_WORKER_NUM to MAX_WORKER_NUM\n"
+        "  samebits scale 6 --dry-run   only say who would be started, or leave\n"
+        "  samebits scale --add 2       start two more on this machine\n"
+        "  samebits scale --remove 5 6  have workers 5 and 6 of this machine leave for good\n\n"
+        "Exits with 0 as soon as it is under way; `samebits status` shows who is there, `samebits history` why.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("count", type=whole(1), nargs="?", default=1, help="how many (default 1)")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("size", type=whole(1), nargs="?", metavar="N", help="how many workers there are to be")
+    what.add_argument("--add", type=whole(1), nargs="?", const=1, metavar="N", help="start so many more here (1)")
+    what.add_argument("--remove", nargs="+", metavar="NODE", help="have these workers or spares leave for good")
+    parser.add_argument("--dry-run", action="store_true", help="with N: say what would be done, and do nothing")
     options = parser.parse_args(arguments)
-    hear_signals()
+    if options.dry_run and options.size is None:
+        parser.error("--dry-run goes with a number of workers, as in `samebits scale 6 --dry-run`")
     log_dir, kept = kept_start.read_here()
-    require_no_driver(kept, "add")
+    if options.size is None:
+        require_no_driver(kept, "--remove" if options.remove else "--add")
+    hear_signals()
     with StartLock(log_dir), Signals():
-        _add(log_dir, options.count)
+        if options.remove:
+            release(log_dir, tuple(dict.fromkeys(options.remove)))
+        elif options.add:
+            _add(log_dir, options.add)
+        elif not bring_to(log_dir, options.size, "by hand", dry_run=options.dry_run):
+            _say(f"{options.size} workers are there, on their way in, or wanted already")
     return 0
 
 
@@ -68,23 +89,7 @@ def _add(log_dir: Path, count: int) -> None:
         launch(berths, program_of(kept, present, secrets), [])
 
 
-def remove(arguments: Sequence[str]) -> int:
-    """Run ``remove``."""
-    parser = argparse.ArgumentParser(
-        prog="samebits remove",
-        description="Have workers or spares of this machine leave the job for good: each finishes its present step, "
-        "and recover.sh does not bring it back.",
-    )
-    parser.add_argument("nodes", nargs="+", metavar="NODE", help="its NODE_ID")
-    leaving = tuple(dict.fromkeys(parser.parse_args(arguments).nodes))
-    log_dir, kept = kept_start.read_here()
-    require_no_driver(kept, "remove")
-    with StartLock(log_dir):
-        release(log_dir, leaving)
-    return 0
-
-
-def require_no_driver(kept: KeptStart, command: str) -> None:
+def require_no_driver(kept: KeptStart, option: str) -> None:
     """Whether somebody decides already who runs where.
 
     Raises:
@@ -92,8 +97,8 @@ def require_no_driver(kept: KeptStart, command: str) -> None:
     """
     if kept.hosts:
         raise UsageError(
-            f"samebits {command}: this job's hosts are discovered, and whoever follows it decides who runs where. Fix: "
-            "`samebits scale N` for another size, `samebits drain NODE|HOST` before a machine goes"
+            f"samebits scale {option}: this job's hosts are discovered, so its follower places the workers. "
+            "Fix: `samebits scale N` for another size, `samebits drain NODE|HOST` before a machine goes"
         )
 
 
@@ -115,31 +120,6 @@ def release(log_dir: Path, leaving: Sequence[str]) -> None:
         identity = read_pid_files(log_dir, [name_of(node)]).get(name_of(node))
         is_told = identity is not None and send_signal(identity, signal.SIGTERM)
         _say(f"worker {node} ({identity}) leaves after its present step" if is_told else f"worker {node} is gone")
-
-
-def scale(arguments: Sequence[str]) -> int:
-    """Run ``scale``."""
-    parser = argparse.ArgumentParser(
-        prog="samebits scale",
-        description=textwrap.fill(
-            "Bring the job to so many workers: start more on this machine, or have those of this machine that came "
-            "last leave at their next commit. Where hosts are discovered, whoever follows the job does so, on them."
-        ),
-        epilog="examples:\n"
-        "  samebits scale 6             six workers, from MIN_WORKER_NUM to MAX_WORKER_NUM\n"
-        "  samebits scale 6 --dry-run   only says who would be started, or leave\n\n"
-        "Exits with 0 as soon as it is under way; `samebits status` shows who is there, `samebits history` why.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("size", type=whole(1), metavar="N", help="how many workers there are to be")
-    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and do nothing")
-    options = parser.parse_args(arguments)
-    hear_signals()
-    log_dir, _ = kept_start.read_here()
-    with StartLock(log_dir), Signals():
-        if not bring_to(log_dir, options.size, "by hand", dry_run=options.dry_run):
-            _say(f"{options.size} workers are there, on their way in, or wanted already")
-    return 0
 
 
 def bring_to(log_dir: Path, size: int, why: str, *, dry_run: bool = False) -> bool:

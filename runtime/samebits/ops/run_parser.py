@@ -30,8 +30,8 @@ examples:
   samebits run --nnodes 2 --node-rank 0 --sched-host 192.0.2.2 -n 8 train.py     on each host, with its own rank
   samebits run --host-discovery-script ./hosts.sh --launch 'ssh {host} {command}' --nnodes 1:8 -n 4 train.py
 
-Whatever has no option is said by the environment (samebits env). Every variable PET_<OPTION> that torchrun reads is
-read as well.
+Whatever has no option is a variable of the environment (samebits explain variables). Every variable PET_<OPTION> that
+torchrun reads is read as well.
 """
 
 

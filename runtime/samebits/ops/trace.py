@@ -52,12 +52,13 @@ class CountingExporter:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand."""
+    """Run ``history --otel``."""
     parser = argparse.ArgumentParser(
-        prog="samebits trace",
+        prog="samebits history --otel",
         description="Send what happened to the job of this folder as OpenTelemetry spans (OTLP over HTTP; "
         "OTEL_EXPORTER_OTLP_ENDPOINT says where, by default http://localhost:4318).",
     )
+    parser.add_argument("--otel", action="store_true", help="send spans: what this command does")
     parser.add_argument("--follow", action="store_true", help="go on until the job is finished")
     parser.add_argument("--json", action="store_true", help="print one JSON object a span instead; needs no library")
     options = parser.parse_args(arguments)

@@ -184,7 +184,7 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
         phases = ", ".join(f"{name.replace('_', ' ')} {ms:.0f}" for name, ms in row["phases_ms"].items() if ms >= 0.5)
         lines.append(f"slow recovery: {row['total_ms']:.0f} ms ({phases}); {row['cause']}")
     lines += [f"look: {text}" for text in told["advice"]]
-    where = f"report: {folder / 'drill.html'} and drill.json; `samebits report` in {folder / 'disturbed'} tells more"
+    where = f"report: {folder / 'drill.html'} and drill.json; `samebits history --html` in {folder / 'disturbed'}: more"
     return [*lines, where]
 
 
