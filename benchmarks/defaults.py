@@ -3,9 +3,9 @@
 ``python -m benchmarks.defaults [--quick] [--workload NAME ...] [--ranks N] [--watcher NAME]``. Three jobs of the same
 script take turns in every order (``benchmarks.turns``): SameBits with everything off, which is the floor, SameBits as
 it comes, and SameBits with everything off once more. The script reports its loss and commits after every step. What is
-on by default: where no step is made (WATCHDOG), who is slow (STRAGGLER, which times each step), losses that training
+on by default: where no step is made (HANG), who is slow (STRAGGLER, which times each step), losses that training
 cannot have (LOSS_ANOMALY), values outside the state that change (HIDDEN_STATE, at the first commits), whether the ranks
-are equal (CONSISTENCY_EVERY), and the hosts' health (HEALTH_…).
+are equal (CONSISTENCY_EVERY), and the hosts' health (HEALTH).
 ``--watcher`` has one of them on, to find what it costs.
 
 A window holds one comparison of the ranks, and all windows together some looks at the host, which come every ten
@@ -23,18 +23,17 @@ from collections.abc import Mapping
 from benchmarks.report import Progress, Report, rounded
 from benchmarks.steady_state import Start, job_of_ours
 from benchmarks.turns import Turns, take_turns
-from samebits.settings_table import VARIABLES
 
 OFF, ON, AGAIN = CONTESTANTS = ("all off", "defaults", "all off again")
 ORDERS = tuple(itertools.permutations(CONTESTANTS))
 TARGET = 0.99
 WATCHERS: dict[str, dict[str, str]] = {
-    "standstill": {"WATCHDOG": "0"},
+    "standstill": {"HANG": "off"},
     "stragglers": {"STRAGGLER": "off"},
     "anomalies": {"LOSS_ANOMALY": "off"},
     "consistency": {"CONSISTENCY_EVERY": "0"},
     "hidden": {"HIDDEN_STATE": "off"},
-    "health": {one.name: "off" for one in VARIABLES if one.name.startswith("HEALTH_") and one.default == "tell"},
+    "health": {"HEALTH": "off"},
 }
 """What is on by default, and what turns it off."""
 WINDOW_STEPS = 50

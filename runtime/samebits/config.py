@@ -22,10 +22,13 @@ from samebits.commands import spelled
 from samebits.errors import SettingsError
 from samebits.scheduler_hosts import addresses_in
 from samebits.settings_table import (
+    HEALTH_LIMITS,
     OF_A_SHELL,
     REMOVED,
     VARIABLES,
+    Health,
     HostRest,
+    Look,
     Role,
     Scope,
     Variable,
@@ -40,6 +43,7 @@ from samebits.urls import without_credentials
 __all__ = [
     "KEPT_NAMES",
     "OF_A_SHELL",
+    "Look",
     "Role",
     "Settings",
     "WrongValueError",
@@ -130,7 +134,6 @@ class Settings:
     node_timeout_s: float
     reconnect_grace_s: float
     topo_timeout_s: float
-    watchdog: bool
     step_timeout_s: float | None
     hang: str
     cause_table: Path | None
@@ -142,20 +145,7 @@ class Settings:
     preflight: bool
     straggler: str
     straggler_factor: float
-    health_interval_s: float
-    health_cpu: str
-    health_cpu_limit: float
-    health_memory: str
-    health_memory_limit: float
-    health_disk: str
-    health_disk_limit: float
-    health_device_errors: str
-    health_device_heat: str
-    health_device_heat_limit: int
-    health_device_slowed: str
-    health_device_memory: str
-    health_device_memory_limit: float
-    health_device_shared: str
+    health: Health
     min_worker_num: int
     max_worker_num: int
     start_grace_s: float
@@ -462,9 +452,18 @@ def kept_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     }
 
 
-def without_removed(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what an earlier release stored without the variables that exist no longer."""
-    return {name: text for name, text in environment.items() if name.removeprefix(PREFIX) not in REMOVED}
+def translated(stored: Mapping[str, str]) -> dict[str, str]:
+    """Return variables that an earlier release stored as this release names them."""
+    given = {name.removeprefix(PREFIX): text for name, text in stored.items() if name.removeprefix(PREFIX) in REMOVED}
+    kept = {name: text for name, text in stored.items() if name.removeprefix(PREFIX) not in REMOVED}
+    if given.get("WATCHDOG") == "0":
+        kept["HANG"] = "off"
+    items = [f"every={given['HEALTH_INTERVAL']}"] if "HEALTH_INTERVAL" in given else []
+    for sign in HEALTH_LIMITS:
+        policy, limit = (given.get(f"HEALTH_{sign.upper()}{end}", "") for end in ("", "_LIMIT"))
+        if policy or limit:
+            items.append(f"{sign}={policy or 'tell'}" + (f":{limit}" if limit else ""))
+    return {**kept, "HEALTH": ",".join(items)} if items else kept
 
 
 def inherited_sockets(environ: Mapping[str, str] = os.environ) -> range:

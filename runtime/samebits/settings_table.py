@@ -263,6 +263,54 @@ def _parse_rest(text: str) -> HostRest:
     return HostRest(first_s, most_s)
 
 
+class Look(NamedTuple):
+    """What follows where one sign of bad health reaches its limit.
+
+    Attributes:
+        limit: a share of 1; of ``device_heat`` °C.
+    """
+
+    policy: str
+    limit: float
+
+
+class Health(NamedTuple):
+    """HEALTH: seconds from one look to the next, and a look for each sign in the order of ``HEALTH_LIMITS``."""
+
+    every_s: float
+    looks: tuple[Look, ...]
+
+    def of(self, sign: str) -> Look:
+        """Return the look of a sign of ``HEALTH_LIMITS``."""
+        return self.looks[list(HEALTH_LIMITS).index(sign)]
+
+
+def _parse_health(text: str) -> Health:
+    every_s, for_all, own = 10.0, "tell", dict[str, Look]()
+    for item in (part.strip().lower() for part in text.split(",") if part.strip()):
+        name, _, value = item.partition("=")
+        policy, _, limit = value.partition(":")
+        if not value and name in _POLICIES:
+            for_all = name
+        elif name == "every":
+            every_s = float(str(_seconds(0.1).parse(value)))
+        elif name in HEALTH_LIMITS and policy in _POLICIES:
+            own[name] = Look(policy, _health_limit(name, limit) if limit else HEALTH_LIMITS[name])
+        else:
+            raise WrongValueError(f"{item[:60]!r} is none of its words")
+    return Health(every_s, tuple(own.get(name, Look(for_all, limit)) for name, limit in HEALTH_LIMITS.items()))
+
+
+def _health_limit(name: str, text: str) -> float:
+    if name not in _MOVABLE:
+        raise WrongValueError(f"{name} has no limit to change")
+    kind = _whole(1, 200) if name == "device_heat" else _SHARE
+    try:
+        return float(str(kind.parse(text)))
+    except WrongValueError:
+        raise WrongValueError(f"{name} takes {kind.expected} as its limit") from None
+
+
 def _parse_words(text: str) -> object:
     try:
         words = shlex.split(text)
@@ -295,8 +343,20 @@ _FILE = Kind("a file", "文件", _parse_folder)
 _DEVICE = Kind("cpu, cuda or npu", "cpu、cuda 或 npu", _parse_device)
 _BACKEND = _one_of("gloo")
 _OPERATORS = _one_of("binary", "cache")
-_HANG = _one_of("end", "tell")
-_POLICY = _one_of("tell", "drain", "refuse", "off")
+_HANG = _one_of("end", "tell", "off")
+_POLICIES = ("tell", "drain", "refuse", "off")
+_MOVABLE = ("cpu", "memory", "disk", "device_memory", "device_heat")
+HEALTH_LIMITS = {
+    "cpu": 0.9,
+    "memory": 0.9,
+    "disk": 0.9,
+    "device_errors": 1.0,
+    "device_heat": 90.0,
+    "device_slowed": 1.0,
+    "device_memory": 0.9,
+    "device_shared": 0.9,
+}
+"""The signs of bad health, by the names of ``core.health.Sign``, and their limits by default."""
 _ANOMALY = _one_of("tell", "stop", "recompute", "off")
 _HIDDEN = _one_of("tell", "off")
 _STRAGGLER = _one_of("tell", "swap", "off")
@@ -311,6 +371,11 @@ _STRATEGY = Kind(
 )
 _TURN = Kind("on, off or pause", "on、off 或 pause", _parse_turn)
 _SHARE = Kind("a share, above 0 and at most 1", "大于 0 且不超过 1 的比例", _parse_share)
+_HEALTH_WORDS = Kind(
+    "tell, drain, refuse or off, for all or as sign=word or sign=word:limit, with commas",
+    "tell、drain、refuse 或 off，适用于全部，或写作 项=词、项=词:上限，以逗号分隔",
+    _parse_health,
+)
 _SECRET = Kind("a secret text of 16 bytes or more", "不少于 16 字节的密钥文本", str)
 _REST = Kind("seconds:seconds, as in 10:600", "秒数:秒数，例如 10:600", _parse_rest)
 _COMMAND = _name(4096, "", "a command in at most 4096 printable characters", "至多 4096 个可打印字符的命令")
@@ -454,24 +519,19 @@ VARIABLES: tuple[Variable, ...] = (
         "一轮组网等待成员的秒数，也是未在训练的 worker 等待 scheduler 的秒数。",
     ),
     Variable(
-        "WATCHDOG", "watchdog", _SWITCH, "1", _WATCH,
-        "`1`: where no step is made for too long it is said which worker holds the others up, and in which line of "
-        "the script. `0`: nobody watches.",
-        "`1`：长时间没有新的一步时，指出是哪个 worker、停在脚本哪一行。`0`：不监视。",
-    ),
-    Variable(
         "STEP_TIMEOUT", "step_timeout_s", _seconds(0.001), None, _WATCH,
-        "Seconds without a step after which that is said; a generation's first steps have 600 s.",
-        "多少秒没有新的一步即指出原因；每一代（generation）最初几步为 600 秒。",
+        "Seconds without a step after which the worker that holds the others up is reported, with its line of the "
+        "script; a generation's first steps have 600 s.",
+        "多少秒没有新的一步即指出是哪个 worker、停在脚本哪一行；每一代（generation）最初几步为 600 秒。",
         example="60",
         shown_default=("learned: 3 × the longest so far, 5 or more", "自动学习：迄今最长间隔的 3 倍，不小于 5"),
     ),
     Variable(
         "HANG", "hang", _HANG, "end", _WATCH,
         "`end`: a worker that holds the others up for twice the step timeout (and 30 s, where that is learned) is "
-        "ended, for a restart or a spare to replace it. `tell`: it is only said.",
+        "ended, for a restart or a spare to replace it. `tell`: it is only reported. `off`: nothing is watched.",
         "`end`：某 worker 拖住其他 worker 达两倍步超时（自动学习时至少 30 秒）即被结束，由重启的进程或热备接替。"
-        "`tell`：只指出，不结束。",
+        "`tell`：只指出，不结束。`off`：不监视。",
     ),
     Variable(
         "CAUSE_TABLE", "cause_table", _FILE, None, _WATCH,
@@ -544,79 +604,21 @@ VARIABLES: tuple[Variable, ...] = (
         "达到所有 worker 中位数的多少倍即算慢（至少 20 步且至少 5 秒）。",
     ),
     Variable(
-        "HEALTH_INTERVAL", "health_interval_s", _seconds(0.1), "10", _HEALTH,
-        "Seconds from one look at a worker's host to the next.",
-        "两次查看 worker 所在主机状况之间的秒数。",
-    ),
-    Variable(
-        "HEALTH_CPU", "health_cpu", _POLICY, "tell", _HEALTH,
-        "What follows where two looks in a row find HEALTH_CPU_LIMIT reached: `tell` says it, `drain` has the worker "
-        "leave at a commit once a spare is warm, `refuse` does so too and keeps who finds it before it has a seat from "
-        "asking for one, `off` does not look.",
-        "连续两次查看都达到 HEALTH_CPU_LIMIT 时：`tell` 只说明；`drain` 在有热备时让该 worker 于某次提交后离开；"
-        "`refuse` 同 `drain`，且尚无席位者查到时不申请席位；`off` 不查看。",
-    ),
-    Variable(
-        "HEALTH_CPU_LIMIT", "health_cpu_limit", _SHARE, "0.9", _HEALTH,
-        "Share of the host's CPUs that may be busy.",
-        "主机 CPU 可被占用的比例。",
-    ),
-    Variable(
-        "HEALTH_MEMORY", "health_memory", _POLICY, "tell", _HEALTH,
-        "The same for memory.",
-        "同上，针对内存。",
-    ),
-    Variable(
-        "HEALTH_MEMORY_LIMIT", "health_memory_limit", _SHARE, "0.9", _HEALTH,
-        "Share of the host's memory, or of a control group's limit, that may be taken (files that can be read again "
-        "do not count).",
-        "主机内存或控制组上限可被占用的比例（可重新读取的文件缓存不计）。",
-    ),
-    Variable(
-        "HEALTH_DISK", "health_disk", _POLICY, "tell", _HEALTH,
-        "The same for the disks of CHECKPOINT_PATH, LOG_DIR and RECOVERY_PATH, and for /dev/shm.",
-        "同上，针对 CHECKPOINT_PATH、LOG_DIR、RECOVERY_PATH 所在磁盘和 /dev/shm。",
-    ),
-    Variable(
-        "HEALTH_DISK_LIMIT", "health_disk_limit", _SHARE, "0.9", _HEALTH,
-        "Share of each of these disks that may be full.",
-        "上述每个磁盘可被占用的比例。",
-    ),
-    Variable(
-        "HEALTH_DEVICE_ERRORS", "health_device_errors", _POLICY, "tell", _HEALTH,
-        "The same for what the device's vendor calls a fault: memory errors that were not corrected, a health that is "
-        "not OK, an Xid of the device's own.",
-        "同上，针对设备厂商判为故障者：未纠正的内存错误、非 OK 的健康状态、属于设备本身的 Xid。",
-    ),
-    Variable(
-        "HEALTH_DEVICE_HEAT", "health_device_heat", _POLICY, "tell", _HEALTH,
-        "The same for the device's temperature.",
-        "同上，针对设备温度。",
-    ),
-    Variable(
-        "HEALTH_DEVICE_HEAT_LIMIT", "health_device_heat_limit", _whole(1, 200), "90", _HEALTH,
-        "°C that it may have.",
-        "设备可达到的温度（°C）。",
-    ),
-    Variable(
-        "HEALTH_DEVICE_SLOWED", "health_device_slowed", _POLICY, "tell", _HEALTH,
-        "The same for a device that slows itself down for heat or power (NVIDIA).",
-        "同上，针对因温度或供电而自行降频的设备（NVIDIA）。",
-    ),
-    Variable(
-        "HEALTH_DEVICE_MEMORY", "health_device_memory", _POLICY, "tell", _HEALTH,
-        "The same for the device's memory, at commits; what torch only caches counts as free.",
-        "同上，针对设备内存（于提交时查看）；torch 仅缓存者视为空闲。",
-    ),
-    Variable(
-        "HEALTH_DEVICE_MEMORY_LIMIT", "health_device_memory_limit", _SHARE, "0.9", _HEALTH,
-        "Share of it that may be taken.",
-        "设备内存可被占用的比例。",
-    ),
-    Variable(
-        "HEALTH_DEVICE_SHARED", "health_device_shared", _POLICY, "tell", _HEALTH,
-        "The same for a device of whose memory others have a tenth, and that is 90 % busy.",
-        "同上，针对他人占用其内存十分之一以上且使用率达 90 % 的设备。",
+        "HEALTH", "health", _HEALTH_WORDS, "tell,every=10", _HEALTH,
+        "What is looked at on a worker's host and device, and what follows where two looks in a row find a limit "
+        "reached: `tell` reports it, `drain` also has the worker leave at a commit once a spare is warm, `refuse` also "
+        "keeps a worker that finds it at its start from asking for a seat, `off` does not look. A word alone is for "
+        "all; `disk=drain:0.95` is for one and changes its limit (a share, of device_heat °C): cpu, memory, disk "
+        "(CHECKPOINT_PATH's, LOG_DIR's, RECOVERY_PATH's and /dev/shm), device_errors, device_heat, device_slowed, "
+        "device_memory, device_shared (others have a tenth of its memory, and it is 90 % busy). `every=10`: seconds "
+        "from one look to the next.",
+        "查看 worker 主机和设备的哪些方面，以及连续两次查看都达到上限时如何处理：`tell` 报告；`drain` 另在有热备时让该 "
+        "worker 于某次提交后离开；`refuse` 另使启动时就查到问题的 worker 不申请席位；`off` 不查看。单独一个词适用于"
+        "全部；`disk=drain:0.95` 只适用于一项并改变其上限（比例；device_heat 为 °C）：cpu、memory、disk（CHECKPOINT_PATH、"
+        "LOG_DIR、RECOVERY_PATH 所在磁盘和 /dev/shm）、device_errors、device_heat、device_slowed、device_memory、"
+        "device_shared（他人占用其内存十分之一以上且使用率达 90 %）。`every=10`：两次查看之间的秒数。",
+        example="drain,disk=tell:0.95",
+        shown_default=("tell", "tell"),
     ),
     Variable(
         "MIN_WORKER_NUM", "min_worker_num", _WORKERS, "WORKER_NUM", _ELASTIC,
@@ -836,5 +838,10 @@ def environment_table_zh() -> str:
     return "\n".join(rows)
 
 
-REMOVED = {"LEASE_DETECTOR": "a node is lost after NODE_TIMEOUT seconds of silence, or when its connection closes"}
+_INTO_HEALTH = ("INTERVAL", *(f"{sign.upper()}{end}" for sign in HEALTH_LIMITS for end in ("", "_LIMIT")))
+REMOVED = {
+    "LEASE_DETECTOR": "a node is lost after NODE_TIMEOUT seconds of silence, or when its connection closes",
+    "WATCHDOG": "HANG=off does what WATCHDOG=0 did",
+    **{f"HEALTH_{name}": "it is a part of HEALTH, as in HEALTH=drain,disk=tell:0.95,every=10" for name in _INTO_HEALTH},
+}
 """Variables of earlier releases, and what holds instead of each."""

@@ -22,7 +22,7 @@ def test_everything_that_can_be_off_is_off() -> None:
     may_be_off = {one.name for one in watching if one.kind.expected.endswith(" or off") or one.default == "1"}
     assert may_be_off <= all_off().keys()
     assert all_off("consistency").keys() == all_off().keys() - {"CONSISTENCY_EVERY"}
-    assert "HEALTH_DISK" in WATCHERS["health"]
+    assert WATCHERS["health"] == {"HEALTH": "off"}
 
 
 def test_each_has_windows_enough_and_every_workload_is_known() -> None:

@@ -13,7 +13,7 @@ import pytest
 from samebits import config
 from samebits.config import Role, Settings, alone, read
 from samebits.errors import SettingsError
-from samebits.settings_table import VARIABLES, HostRest
+from samebits.settings_table import HEALTH_LIMITS, VARIABLES, Health, HostRest, Look
 
 WORKER = {"ROLE": "worker", "WORKER_NUM": "4", "NODE_ID": "0"}
 SCHEDULER = {"ROLE": "scheduler", "WORKER_NUM": "4"}
@@ -30,6 +30,11 @@ def the_problem(environ: Mapping[str, str]) -> str:
     problems = problems_of(environ)
     assert len(problems) == 1, problems
     return problems[0]
+
+
+def health(for_all: str, every_s: float = 10.0, **own: tuple[str, float]) -> Health:
+    looks = {sign: Look(for_all, limit) for sign, limit in HEALTH_LIMITS.items()}
+    return Health(every_s, tuple((looks | {sign: Look(*one) for sign, one in own.items()}).values()))
 
 
 def test_defaults_are_those_of_the_design() -> None:
@@ -51,7 +56,6 @@ def test_defaults_are_those_of_the_design() -> None:
         node_timeout_s=5.0,
         reconnect_grace_s=0.5,
         topo_timeout_s=1800.0,
-        watchdog=True,
         step_timeout_s=None,
         hang="end",
         cause_table=None,
@@ -63,20 +67,7 @@ def test_defaults_are_those_of_the_design() -> None:
         preflight=False,
         straggler="tell",
         straggler_factor=1.2,
-        health_interval_s=10.0,
-        health_cpu="tell",
-        health_cpu_limit=0.9,
-        health_memory="tell",
-        health_memory_limit=0.9,
-        health_disk="tell",
-        health_disk_limit=0.9,
-        health_device_errors="tell",
-        health_device_heat="tell",
-        health_device_heat_limit=90,
-        health_device_slowed="tell",
-        health_device_memory="tell",
-        health_device_memory_limit=0.9,
-        health_device_shared="tell",
+        health=Health(10.0, tuple(Look("tell", limit) for limit in HEALTH_LIMITS.values())),
         min_worker_num=4,
         max_worker_num=4,
         start_grace_s=30.0,
@@ -144,7 +135,6 @@ GIVEN: list[tuple[str, str, str, object]] = [
     ("NODE_TIMEOUT", "1800", "node_timeout_s", 1800.0),
     ("RECONNECT_GRACE", "0", "reconnect_grace_s", 0.0),
     ("TOPO_TIMEOUT", "5", "topo_timeout_s", 5.0),
-    ("WATCHDOG", "0", "watchdog", False),
     ("CAUSE_TABLE", "causes.toml", "cause_table", Path("causes.toml")),
     ("STEP_TIMEOUT", "90", "step_timeout_s", 90.0),
     ("HANG", " TELL", "hang", "tell"),
@@ -157,20 +147,13 @@ GIVEN: list[tuple[str, str, str, object]] = [
     ("PREFLIGHT", "1", "preflight", True),
     ("STRAGGLER", "swap", "straggler", "swap"),
     ("STRAGGLER_FACTOR", "1.5", "straggler_factor", 1.5),
-    ("HEALTH_INTERVAL", "0.5", "health_interval_s", 0.5),
-    ("HEALTH_CPU", "off", "health_cpu", "off"),
-    ("HEALTH_DEVICE_ERRORS", "refuse", "health_device_errors", "refuse"),
-    ("HEALTH_DEVICE_HEAT", "drain", "health_device_heat", "drain"),
-    ("HEALTH_DEVICE_HEAT_LIMIT", "85", "health_device_heat_limit", 85),
-    ("HEALTH_DEVICE_SLOWED", "drain", "health_device_slowed", "drain"),
-    ("HEALTH_DEVICE_MEMORY", "off", "health_device_memory", "off"),
-    ("HEALTH_DEVICE_MEMORY_LIMIT", "0.95", "health_device_memory_limit", 0.95),
-    ("HEALTH_DEVICE_SHARED", "off", "health_device_shared", "off"),
-    ("HEALTH_CPU_LIMIT", "1", "health_cpu_limit", 1.0),
-    ("HEALTH_MEMORY", "DRAIN ", "health_memory", "drain"),
-    ("HEALTH_MEMORY_LIMIT", ".75", "health_memory_limit", 0.75),
-    ("HEALTH_DISK", "tell", "health_disk", "tell"),
-    ("HEALTH_DISK_LIMIT", "0.95", "health_disk_limit", 0.95),
+    ("HEALTH", "Drain, every=0.5", "health", health("drain", every_s=0.5)),
+    (
+        "HEALTH",
+        "off,device_heat=refuse:85,disk=tell:.95",
+        "health",
+        health("off", device_heat=("refuse", 85.0), disk=("tell", 0.95)),
+    ),
     ("MIN_WORKER_NUM", "2", "min_worker_num", 2),
     ("MAX_WORKER_NUM", "8", "max_worker_num", 8),
     ("START_GRACE", "0", "start_grace_s", 0.0),
@@ -244,11 +227,13 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
     ("ROLE", "Worker", ("upper and lower case", "export ROLE=worker")),
     ("ROLE", "ms_sched", ("upper and lower case", "export ROLE=scheduler")),
     ("ROLE", "MS_PSERVER", ("no parameter servers", "do not start this process")),
-    ("HEALTH_DISK", "leave", ("tell, drain, refuse or off",)),
-    ("HEALTH_DISK_LIMIT", "90%", ("a share, above 0 and at most 1", "export HEALTH_DISK_LIMIT=0.9")),
-    ("HEALTH_DISK_LIMIT", "0", ("a share, above 0",)),
-    ("HEALTH_CPU_LIMIT", "1.5", ("at most 1",)),
-    ("HEALTH_CPU_LIMIT", "nan", ("at most 1",)),
+    ("HEALTH", "disk=leave", ("'disk=leave' is none of its words", "tell, drain, refuse or off")),
+    ("HEALTH", "disc=tell", ("'disc=tell' is none of its words",)),
+    ("HEALTH", "disk=tell:90%", ("disk takes a share, above 0 and at most 1 as its limit",)),
+    ("HEALTH", "cpu=tell:nan", ("cpu takes a share",)),
+    ("HEALTH", "device_heat=drain:500", ("device_heat takes a whole number from 1 to 200 as its limit",)),
+    ("HEALTH", "device_errors=drain:2", ("device_errors has no limit to change",)),
+    ("HEALTH", "every=0", ("expected",)),
     ("WORKER_NUM", "0", ("from 1 to 100000", "export WORKER_NUM=4")),
     ("WORKER_NUM", "-1", ("from 1 to 100000",)),
     ("WORKER_NUM", "100001", ("from 1 to 100000",)),
@@ -338,6 +323,13 @@ def test_a_wrong_value_is_one_problem_with_name_value_expectation_and_fix(
     assert "\n" not in problem
     for part in said:
         assert (part.replace(name, prefix + name) if part.startswith(("export", "unset")) else part) in problem
+
+
+def test_what_an_earlier_release_stored_is_read_under_todays_names() -> None:
+    stored = {"MS_HEALTH_DISK_LIMIT": "0.95", "HEALTH_CPU": "off", "HEALTH_INTERVAL": "2", "WATCHDOG": "0", "PATH": "/"}
+    now = config.translated({**stored, "LEASE_DETECTOR": "phi"})
+    assert now == {"PATH": "/", "HANG": "off", "HEALTH": "every=2,cpu=off,disk=tell:0.95"}
+    assert read({**WORKER, **now})[0].health == health("tell", 2.0, cpu=("off", 0.9), disk=("tell", 0.95))
 
 
 @pytest.mark.parametrize("prefix", ["", "MS_"])

@@ -50,11 +50,11 @@ def test_what_has_no_limit_is_not_looked_at_and_much_is_cut() -> None:
 @pytest.mark.parametrize(
     ("ailment", "text"),
     [
-        (DISK, "the disk of /ckpt is 95 % full (limit 90 %, HEALTH_DISK_LIMIT)"),
-        (CPU, "its CPUs are 100 % busy (limit 90 %, HEALTH_CPU_LIMIT)"),
+        (DISK, "the disk of /ckpt is 95 % full (limit 90 %, HEALTH=disk)"),
+        (CPU, "its CPUs are 100 % busy (limit 90 %, HEALTH=cpu)"),
         (
             Ailment(Sign.MEMORY, "", 0.93, 0.9, False),
-            "93 % of the memory it may use is taken (limit 90 %, HEALTH_MEMORY_LIMIT)",
+            "93 % of the memory it may use is taken (limit 90 %, HEALTH=memory)",
         ),
         (
             Ailment(Sign.DESCRIPTORS, "", 0.95, 0.9, False),
@@ -96,10 +96,10 @@ def test_a_host_is_said_to_be_unwell_once_and_once_to_be_well_again() -> None:
     house = house_with_spares()
     for _ in range(3):
         assert feels(house, "0", CPU) == [], "nobody leaves for its CPUs"
-    assert house.core.ailments == ["host host-0: its CPUs are 100 % busy (limit 90 %, HEALTH_CPU_LIMIT)"]
+    assert house.core.ailments == ["host host-0: its CPUs are 100 % busy (limit 90 %, HEALTH=cpu)"]
     feels(house, "0")
     assert notes_on(house, "host-0 ") == [
-        "host host-0 (worker 0): its CPUs are 100 % busy (limit 90 %, HEALTH_CPU_LIMIT)",
+        "host host-0 (worker 0): its CPUs are 100 % busy (limit 90 %, HEALTH=cpu)",
         "host host-0 is well again: its CPUs",
     ]
     assert house.core.ailments == []

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.system
 
 SCRIPT = Path(__file__).parents[1] / "system" / "work_queue_script.py"
 ITEMS, PER_WORKER = 1200, 300
-BOUNDS = {"WORKER_NUM": "1", "MIN_WORKER_NUM": "1", "MAX_WORKER_NUM": "4", "HEALTH_INTERVAL": "0.5"}
+BOUNDS = {"WORKER_NUM": "1", "MIN_WORKER_NUM": "1", "MAX_WORKER_NUM": "4", "HEALTH": "every=0.5"}
 RHYTHM = ("--every", "0.3", "--settle", "1", "--shrink-after", "3", "--least-gain", "0")
 
 

@@ -14,7 +14,7 @@ from samebits.ops.show import table
 from samebits.service import status
 from tests.ops.views import view, worker
 
-FULL = "host node-a: the disk of /data/ckpt is 93 % full (limit 90 %, HEALTH_DISK_LIMIT)"
+FULL = "host node-a: the disk of /data/ckpt is 93 % full (limit 90 %, HEALTH=disk)"
 
 
 def test_a_host_that_is_not_well_is_named_above_the_workers() -> None:

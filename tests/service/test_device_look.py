@@ -102,15 +102,15 @@ def test_a_log_that_may_not_be_read_is_empty(tmp_path: Path) -> None:
 
 
 def test_a_sick_device_is_an_ailment_at_the_second_look(tool: Tool, tmp_path: Path) -> None:
-    limits = limits_of(settings_with(tmp_path, HEALTH_DEVICE_ERRORS="drain", HEALTH_DEVICE_HEAT="off"))
+    limits = limits_of(settings_with(tmp_path, HEALTH="device_errors=drain,device_heat=off"))
     sick = H100.replace(", 41,", ", 99,")[:-1] + "2"
     tool("nvidia-smi", f'echo "{sick}, 0x40"')
     watch, readings = HealthWatch(limits), DeviceReadings(Card().watched)
     looks = [watch.look(readings.look()) for _ in range(3)]
     assert looks == [False, True, False]
     assert [(one.drains, said(one)) for one in watch.ailments] == [
-        (True, "NVIDIA 0 has uncorrected memory errors, 2 since it was started (HEALTH_DEVICE_ERRORS)"),
-        (False, "NVIDIA 0 is slowed down, for heat or power (HEALTH_DEVICE_SLOWED)"),
+        (True, "NVIDIA 0 has uncorrected memory errors, 2 since it was started (HEALTH=device_errors)"),
+        (False, "NVIDIA 0 is slowed down, for heat or power (HEALTH=device_slowed)"),
     ]
 
 
@@ -119,15 +119,15 @@ def test_a_sick_device_is_an_ailment_at_the_second_look(tool: Tool, tmp_path: Pa
     [
         (
             Ailment(Sign.DEVICE_HEAT, "NVIDIA 0", 0.93, 0.9, False),
-            "NVIDIA 0 is 93 °C hot (limit 90 °C, HEALTH_DEVICE_HEAT_LIMIT)",
+            "NVIDIA 0 is 93 °C hot (limit 90 °C, HEALTH=device_heat)",
         ),
         (
             Ailment(Sign.DEVICE_MEMORY, "cuda:0", 0.95, 0.9, False),
-            "95 % of the memory of cuda:0 is taken (limit 90 %, HEALTH_DEVICE_MEMORY_LIMIT)",
+            "95 % of the memory of cuda:0 is taken (limit 90 %, HEALTH=device_memory)",
         ),
         (
             Ailment(Sign.DEVICE_FAULT, "NVIDIA 0: Xid 79 (it has fallen off the bus)", 1, 1, True),
-            "the driver reports of NVIDIA 0: Xid 79 (it has fallen off the bus) (HEALTH_DEVICE_ERRORS)",
+            "the driver reports of NVIDIA 0: Xid 79 (it has fallen off the bus) (HEALTH=device_errors)",
         ),
         (
             Ailment(Sign.DEVICE_SHARED, "NVIDIA 0", 0.97, 0.9, False),
@@ -141,7 +141,7 @@ def test_an_ailment_of_a_device_in_words(ailment: Ailment, text: str) -> None:
 
 def test_a_tool_that_hangs_holds_up_neither_the_looks_at_the_host_nor_their_telling(tool: Tool, tmp_path: Path) -> None:
     tool("nvidia-smi", f"touch {tmp_path}/asked\nexec sleep 5")
-    settings = settings_with(tmp_path, HEALTH_INTERVAL="0.1", HEALTH_DISK_LIMIT="0.000001", HEALTH_CPU="off")
+    settings = settings_with(tmp_path, HEALTH="every=0.1,disk=tell:0.000001,cpu=off")
     told: list[tuple[Ailment, ...]] = []
     heard = threading.Event()
 
@@ -159,7 +159,7 @@ def test_a_tool_that_hangs_holds_up_neither_the_looks_at_the_host_nor_their_tell
 
 def test_the_device_is_told_with_the_host(tool: Tool, tmp_path: Path) -> None:
     tool("nvidia-smi", f'echo "{H100[:-1]}2, 0x1"')
-    settings = settings_with(tmp_path, HEALTH_INTERVAL="0.1", HEALTH_DISK_LIMIT="0.000001", HEALTH_CPU="off")
+    settings = settings_with(tmp_path, HEALTH="every=0.1,disk=tell:0.000001,cpu=off")
     both = threading.Event()
 
     def take(ailments: tuple[Ailment, ...]) -> None:
@@ -174,7 +174,7 @@ def test_the_device_is_told_with_the_host(tool: Tool, tmp_path: Path) -> None:
 
 
 def test_what_is_off_is_not_looked_at(tool: Tool, tmp_path: Path) -> None:
-    off = dict.fromkeys((f"HEALTH_DEVICE_{one}" for one in ("ERRORS", "HEAT", "SLOWED", "MEMORY", "SHARED")), "off")
+    off = {"HEALTH": ",".join(f"device_{one}=off" for one in ("errors", "heat", "slowed", "memory", "shared"))}
     assert limits_of(settings_with(tmp_path, **off)) == {}
     look = HealthLook(settings_with(tmp_path, **off), lambda ailments: None)
     look.watch_device(Card().watched)
@@ -185,13 +185,13 @@ def test_who_is_refused_asks_for_no_seat(tool: Tool, tmp_path: Path) -> None:
     tool("nvidia-smi", f'echo "{H100[:-1]}2, 0x1"')
     tells = settings_with(tmp_path)
     assert not health.may_refuse(tells)
-    settings = settings_with(tmp_path, HEALTH_DEVICE_ERRORS="refuse")
+    settings = settings_with(tmp_path, HEALTH="device_errors=refuse")
     assert health.may_refuse(settings)
     with pytest.raises(
         PreflightError, match=r"the host of 0 is not well, .*: NVIDIA 0 has uncorrected .*\. Fix: start"
     ):
         health.require(settings, Card().watched)
     health.require(settings, None)
-    full = settings_with(tmp_path, HEALTH_DISK="refuse", HEALTH_DISK_LIMIT="0.000001")
-    with pytest.raises(PreflightError, match="HEALTH_DISK_LIMIT"):
+    full = settings_with(tmp_path, HEALTH="disk=refuse:0.000001")
+    with pytest.raises(PreflightError, match="HEALTH=disk"):
         health.require(full, None)

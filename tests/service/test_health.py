@@ -38,7 +38,7 @@ def test_every_sign_is_read_on_this_machine(tmp_path: Path) -> None:
 
 
 def test_a_url_is_no_disk_and_what_is_off_has_no_limit(tmp_path: Path) -> None:
-    settings = settings_with(tmp_path, CHECKPOINT_PATH="s3://bucket/job", HEALTH_CPU="off", HEALTH_DISK="drain")
+    settings = settings_with(tmp_path, CHECKPOINT_PATH="s3://bucket/job", HEALTH="cpu=off,disk=drain")
     assert all(isinstance(place, Path) for place in places_of(settings))
     limits = limits_of(settings)
     assert Sign.CPU not in limits
@@ -59,7 +59,7 @@ def test_the_tightest_memory_limit_counts(tmp_path: Path) -> None:
 
 
 def test_it_is_told_after_two_looks_and_again_while_it_lasts(tmp_path: Path) -> None:
-    settings = settings_with(tmp_path, HEALTH_INTERVAL="0.1", HEALTH_DISK_LIMIT="0.000001", HEALTH_CPU="off")
+    settings = settings_with(tmp_path, HEALTH="every=0.1,disk=tell:0.000001,cpu=off")
     told: list[tuple[Ailment, ...]] = []
     twice = threading.Event()
 
@@ -76,22 +76,22 @@ def test_it_is_told_after_two_looks_and_again_while_it_lasts(tmp_path: Path) -> 
 
 
 def test_a_scheduler_hears_of_it(tmp_path: Path) -> None:
-    house = House(tmp_path, 1, HEALTH_INTERVAL="0.1", HEALTH_DISK_LIMIT="0.000001", HEALTH_DISK="tell")
+    house = House(tmp_path, 1, HEALTH="every=0.1,disk=tell:0.000001")
     events = tmp_path / "recovery" / "events.jsonl"
     house.scheduler()
     house.seated("0")
     patience = threading.Event()
     for _ in range(int(PATIENCE_S * 20)):
-        if events.exists() and "HEALTH_DISK_LIMIT" in events.read_text():
+        if events.exists() and "HEALTH=disk" in events.read_text():
             break
         patience.wait(0.05)
-    found = [line for line in events.read_text().splitlines() if "HEALTH_DISK_LIMIT" in line]
+    found = [line for line in events.read_text().splitlines() if "HEALTH=disk" in line]
     house.close()
     assert found and '"kind":"note"' in found[0], "said, and in the history"
 
 
 def test_what_a_worker_uses_is_told_where_the_world_may_change_its_size(tmp_path: Path) -> None:
-    elastic = settings_with(tmp_path, HEALTH_INTERVAL="0.1", WORKER_NUM="2", MAX_WORKER_NUM="4")
+    elastic = settings_with(tmp_path, HEALTH="every=0.1", WORKER_NUM="2", MAX_WORKER_NUM="4")
     found: list[tuple[Figure, ...]] = []
     heard = threading.Event()
 

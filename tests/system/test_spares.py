@@ -198,7 +198,7 @@ def test_a_worker_whose_disk_is_full_leaves_for_a_spare(
 ) -> None:
     job = new_job()
     job.start_scheduler()
-    full = {"HEALTH_DISK": "drain", "HEALTH_DISK_LIMIT": "0.000001", "HEALTH_INTERVAL": "0.2"}
+    full = {"HEALTH": "disk=drain:0.000001,every=0.2"}
     for node in range(5):
         job.start_worker(node, **(full if node == 1 else {}))
     job.wait_warm(4)

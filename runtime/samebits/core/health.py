@@ -115,24 +115,26 @@ _WORDS = {
     Sign.DEVICE_SHARED: "others use {where} as well, and it is {share} busy",
 }
 _LIMITS = {
-    **dict.fromkeys(Sign, "limit {share}, HEALTH_{sign}_LIMIT"),
+    **dict.fromkeys(Sign, "limit {share}, HEALTH={sign}"),
     **dict.fromkeys((Sign.DESCRIPTORS, Sign.DEVICE_SHARED), "limit {share}"),
-    Sign.DEVICE_HEAT: "limit {celsius:.0f} °C, HEALTH_{sign}_LIMIT",
-    Sign.DEVICE_ERRORS: "HEALTH_DEVICE_ERRORS",
-    Sign.DEVICE_FAULT: "HEALTH_DEVICE_ERRORS",
-    Sign.DEVICE_SLOWED: "HEALTH_DEVICE_SLOWED",
+    Sign.DEVICE_HEAT: "limit {celsius:.0f} °C, HEALTH={sign}",
+    Sign.DEVICE_ERRORS: "HEALTH=device_errors",
+    Sign.DEVICE_FAULT: "HEALTH=device_errors",
+    Sign.DEVICE_SLOWED: "HEALTH=device_slowed",
 }
 
 
 def said(ailment: Ailment) -> str:
-    """``the disk of /ckpt is 95 % full (limit 90 %, HEALTH_DISK_LIMIT)``."""
+    """``the disk of /ckpt is 95 % full (limit 90 %, HEALTH=disk)``."""
     what = _filled(_WORDS[ailment.sign], ailment, ailment.share)
     return f"{what} ({_filled(_LIMITS[ailment.sign], ailment, ailment.limit)})"
 
 
 def _filled(text: str, ailment: Ailment, value: float) -> str:
     share = f"{value:.0%}".replace("%", " %")
-    return text.format(share=share, where=ailment.where, celsius=100 * value, count=value, sign=ailment.sign.name)
+    return text.format(
+        share=share, where=ailment.where, celsius=100 * value, count=value, sign=ailment.sign.name.lower()
+    )
 
 
 def place_said(sign: Sign, where: str) -> str:

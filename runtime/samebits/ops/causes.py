@@ -205,6 +205,7 @@ def cause_table_zh() -> str:
 
 
 def plain(row: Row) -> dict[str, object]:
+    """Return a row as plain values, for programs."""
     return {
         "fault": row.fault,
         "says": says(row),

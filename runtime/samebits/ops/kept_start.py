@@ -154,7 +154,7 @@ def read(log_dir: Path) -> KeptStart | None:
         if content["version"] not in (_EARLIER_VERSION, _VERSION):
             raise ValueError(f"version {content['version']}, this release reads up to version {_VERSION}")
         environment = {str(name): str(value) for name, value in content["environment"].items()}
-        environment = config.without_removed(environment)
+        environment = config.translated(environment)
         if content["version"] == _EARLIER_VERSION:
             paths = (str(Path(earlier.__file__).parent), environment.get("PYTHONPATH", ""))
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))

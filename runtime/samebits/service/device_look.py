@@ -9,17 +9,16 @@ a driver that hangs cannot be ended. A tool that gives no answer changes nothing
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from samebits.config import Settings
+from samebits.config import Look, Settings
 from samebits.core.health import HealthWatch, Limit, Reading
 from samebits.core.messages import Ailment, Sign
 from samebits.service.device_health import AscendTool, NvidiaTool, fault_of
 from samebits.service.kernel_log import OF_DEVICE, KernelLog, bus_of
 from samebits.service.vendor_texts import Told
 
-SHARED_LIMIT = 0.9
 OTHERS_SHARE = 0.1
 """Of a device's memory: who has so much of it besides this process is no driver's context, but another user."""
 
@@ -53,19 +52,26 @@ class WatchedDevice:
 
 def limits_of(settings: Settings) -> dict[Sign, Limit]:
     """The limits that the settings give; a sign that is off has none."""
-    errors = settings.health_device_errors
-    chosen = {
-        Sign.DEVICE_MEMORY: (settings.health_device_memory_limit, settings.health_device_memory),
-        Sign.DEVICE_HEAT: (settings.health_device_heat_limit / 100, settings.health_device_heat),
-        Sign.DEVICE_ERRORS: (1.0, errors),
-        Sign.DEVICE_FAULT: (1.0, errors),
-        Sign.DEVICE_SLOWED: (1.0, settings.health_device_slowed),
-        Sign.DEVICE_SHARED: (SHARED_LIMIT, settings.health_device_shared),
-    }
+    of = settings.health.of
+    heat = of("device_heat")
+    return limits_in(
+        {
+            Sign.DEVICE_MEMORY: of("device_memory"),
+            Sign.DEVICE_HEAT: Look(heat.policy, heat.limit / 100),
+            Sign.DEVICE_ERRORS: of("device_errors"),
+            Sign.DEVICE_FAULT: of("device_errors"),
+            Sign.DEVICE_SLOWED: of("device_slowed"),
+            Sign.DEVICE_SHARED: of("device_shared"),
+        }
+    )
+
+
+def limits_in(looks: Mapping[Sign, Look]) -> dict[Sign, Limit]:
+    """Return the limit of each sign that is looked at, and what follows there."""
     return {
-        sign: Limit(share, drains=policy in ("drain", "refuse"), refuses=policy == "refuse")
-        for sign, (share, policy) in chosen.items()
-        if policy != "off"
+        sign: Limit(look.limit, drains=look.policy in ("drain", "refuse"), refuses=look.policy == "refuse")
+        for sign, look in looks.items()
+        if look.policy != "off"
     }
 
 
@@ -142,7 +148,7 @@ class DeviceReadings:
 
 
 class DeviceLook:
-    """Looks every HEALTH_INTERVAL; ``told`` is called, in this object's thread, after each look.
+    """Looks as often as HEALTH says; ``told`` is called, in this object's thread, after each look.
 
     Args:
         settings: the limits.
@@ -153,7 +159,7 @@ class DeviceLook:
     def __init__(
         self, settings: Settings, device: WatchedDevice, told: Callable[[tuple[Ailment, ...], bool], object]
     ) -> None:
-        self._interval_s = settings.health_interval_s
+        self._interval_s = settings.health.every_s
         self._watch = HealthWatch(limits_of(settings))
         self._device, self._told = device, told
         self._over = threading.Event()

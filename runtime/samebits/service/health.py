@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from samebits.config import Settings
+from samebits.config import Look, Settings
 from samebits.core.health import HealthWatch, Limit, Reading, said, unfit
 from samebits.core.messages import MAX_AILMENTS, Ailment, Figure, Sign
 from samebits.errors import PreflightError
@@ -30,17 +30,8 @@ CPUS_OVER_S = 0.5
 
 def limits_of(settings: Settings) -> dict[Sign, Limit]:
     """The limits that the settings give; a sign that is off has none."""
-    chosen = {
-        Sign.CPU: (settings.health_cpu_limit, settings.health_cpu),
-        Sign.MEMORY: (settings.health_memory_limit, settings.health_memory),
-        Sign.DISK: (settings.health_disk_limit, settings.health_disk),
-        Sign.DESCRIPTORS: (DESCRIPTORS_SHARE, "tell"),
-    }
-    return {
-        sign: Limit(share, drains=policy in ("drain", "refuse"), refuses=policy == "refuse")
-        for sign, (share, policy) in chosen.items()
-        if policy != "off"
-    }
+    chosen = {sign: settings.health.of(sign.name.lower()) for sign in (Sign.CPU, Sign.MEMORY, Sign.DISK)}
+    return device_look.limits_in({**chosen, Sign.DESCRIPTORS: Look("tell", DESCRIPTORS_SHARE)})
 
 
 def places_of(settings: Settings) -> list[Path]:
@@ -123,7 +114,7 @@ class HealthLook:
         told: Callable[[tuple[Ailment, ...]], object],
         used: Callable[[tuple[Figure, ...]], object] = lambda usage: None,
     ) -> None:
-        self._interval_s = settings.health_interval_s
+        self._interval_s = settings.health.every_s
         self._watch = HealthWatch(limits_of(settings))
         self._settings = settings
         self._told = told

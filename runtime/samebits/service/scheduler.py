@@ -502,7 +502,7 @@ def policy_of(settings: Settings) -> Policy:
         start_grace_s=settings.start_grace_s,
         shrink_grace_s=settings.shrink_grace_s,
         reset_limit=settings.reset_limit,
-        watches=settings.watchdog,
+        watches=settings.hang != "off",
         step_timeout_s=settings.step_timeout_s,
         ends_stuck=settings.hang == "end",
         mends=Mend(settings.consistency) if settings.consistency_every else Mend.STOP,

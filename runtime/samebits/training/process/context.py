@@ -312,7 +312,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
 
 
 def _view(settings: Settings, chosen: torch.device) -> DeviceView:
-    return DeviceView(chosen, settings.health_interval_s, config.visible_npus())
+    return DeviceView(chosen, settings.health.every_s, config.visible_npus())
 
 
 def _say_seated(agent: Agent, admitted: Admitted) -> None:
