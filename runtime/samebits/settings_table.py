@@ -615,8 +615,8 @@ VARIABLES: tuple[Variable, ...] = (
         "查看 worker 主机和设备的哪些方面，以及连续两次查看都达到上限时如何处理：`tell` 报告；`drain` 另在有热备时让该 "
         "worker 于某次提交后离开；`refuse` 另使启动时就查到问题的 worker 不申请席位；`off` 不查看。单独一个词适用于"
         "全部；`disk=drain:0.95` 只适用于一项并改变其上限（比例；device_heat 为 °C）：cpu、memory、disk（"
-        "CHECKPOINT_PATH、LOG_DIR、RECOVERY_PATH 所在磁盘和 /dev/shm）、device_errors、device_heat、device_slowed、device_memory、"
-        "device_shared（他人占用其内存十分之一以上且使用率达 90 %）。`every=10`：两次查看之间的秒数。",
+        "CHECKPOINT_PATH、LOG_DIR、RECOVERY_PATH 所在磁盘和 /dev/shm）、device_errors、device_heat、device_slowed、"
+        "device_memory、device_shared（他人占用其内存十分之一以上且使用率达 90 %）。`every=10`：两次查看之间的秒数。",
         example="drain,disk=tell:0.95",
         shown_default=("tell", "tell"),
     ),

@@ -13,8 +13,7 @@ import select
 import sys
 import textwrap
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 
 from samebits import config
@@ -24,13 +23,14 @@ from samebits.errors import SameBitsError, UsageError
 from samebits.ops import kept_start
 from samebits.ops.accelerators import device_files, usable
 from samebits.ops.autoscale_export import KINDS, manifest
+from samebits.ops.discovery_script import ask, words_of
+from samebits.ops.host_launch import is_here
 from samebits.ops.job_view import JobView, Presence, WorkerView
+from samebits.ops.kept_start import KeptStart
 from samebits.ops.option_types import interval, seconds, share, whole
 from samebits.ops.recover import look
-from samebits.ops.resizing import view_of
-from samebits.ops.scaling import BringTo, of_folder, of_statefulset, room_for
-from samebits.ops.spawning import hear_signals
-from samebits.ops.statefulset import StatefulSet
+from samebits.ops.resizing import bring_to, view_of
+from samebits.ops.spawning import StartLock, hear_signals
 from samebits.ops.stop_signals import Signals
 from samebits.store import private
 
@@ -53,10 +53,13 @@ def main(arguments: Sequence[str]) -> int:
     if options.export:
         return _export(options)
     hear_signals()
-    job = _job(options)
+    log_dir, _ = kept_start.read_here()
+    settings = kept_start.settings_here()
+    view_of(settings)
+    devices = usable(config.whole_environment(), device_files())
     limits = Limits(
-        least=options.least or job.settings.min_worker_num,
-        most=options.most or job.settings.max_worker_num,
+        least=options.least or settings.min_worker_num,
+        most=options.most or settings.max_worker_num,
         cpu=options.cpu,
         memory=options.memory,
         queue=options.queue_per_worker,
@@ -70,7 +73,7 @@ def main(arguments: Sequence[str]) -> int:
         poll = select.poll()
         poll.register(signals, select.POLLIN)
         while not poll.poll(options.every * 1000):
-            found = look(job.settings)
+            found = look(settings)
             view = found.view
             if view is not None and (view.training_finished or view.job_finished):
                 _say("the job has finished")
@@ -78,43 +81,37 @@ def main(arguments: Sequence[str]) -> int:
             if view is None or not found.scheduler_serves:
                 trouble = _said_once(trouble, "no scheduler of this job answers: its size stays until one does")
                 continue
-            decision = scaler.decide(meter.read(view, time.monotonic(), job.room()))
+            decision = scaler.decide(
+                meter.read(
+                    view, time.monotonic(), options.room or room_for(kept_start.read(log_dir), settings, devices)
+                )
+            )
             if decision.size != view.world_size and decision != said:
                 _say(f"{view.world_size} → {decision.size} workers: {decision.reason}")
             said = decision
             try:
                 if decision.size != view.world_size and not options.dry_run:
-                    job.bring_to(decision.size, decision.reason)
+                    with StartLock(log_dir):
+                        bring_to(log_dir, decision.size, decision.reason)
                 trouble = ""
             except SameBitsError as error:  # said once, and tried again at the next look
                 trouble = _said_once(trouble, str(error))
     return 0
 
 
-@dataclass(frozen=True, slots=True)
-class _Job:
-    """The job that is sized: how it is asked, how its size is changed, and how many workers there is room for."""
+def room_for(kept: KeptStart | None, settings: Settings, devices: int) -> int | None:
+    """Return how many workers there is room for: on the discovered hosts, else on this machine's accelerators.
 
-    settings: Settings
-    bring_to: BringTo
-    room: Callable[[], int | None]
-
-
-def _job(options: argparse.Namespace) -> _Job:
-    if options.statefulset:
-        settings = kept_start.settings_here()
-        found = StatefulSet.of_this_pod(options.statefulset, config.whole_environment())
-        return _Job(settings, of_statefulset(found, settings), lambda: options.room)
-    log_dir, _ = kept_start.read_here()
-    settings = kept_start.settings_here()
-    view_of(settings)
-    devices = usable(config.whole_environment(), device_files())
-
-    def room() -> int | None:
-        kept = kept_start.read(log_dir)
-        return options.room if options.room or kept is None else room_for(kept, settings, devices)
-
-    return _Job(settings, of_folder(log_dir), room)
+    Returns:
+        None if that is unknown: the script has not answered, or there is neither a script nor an accelerator.
+    """
+    if settings.host_discovery_script is None or kept is None:
+        return devices or None
+    answer = ask(words_of(settings.host_discovery_script, kept.folder), kept.folder, settings.host_slots)
+    if isinstance(answer, str):
+        return None
+    usable_hosts = (one for one in answer if one.name not in kept.drained)
+    return sum(one.slots for one in usable_hosts if settings.host_launch is not None or is_here(one.name))
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -149,9 +146,9 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         prog="samebits autoscale",
         description=textwrap.fill(
             "Size the job of this folder: by the CPU or memory that its workers use, by a queue, or, without these, by "
-            "whether one worker more makes it faster. Workers are started on this machine, on the hosts that are "
-            "discovered, or as a StatefulSet's pods, and leave at a commit. Each decision is said with its reason, and "
-            "kept in the job's history."
+            "whether one worker more makes it faster. Workers are started on this machine, or on the hosts that are "
+            "discovered, and leave at a commit. Each decision is printed with its reason, and kept in the job's "
+            "history. In Kubernetes the cluster does it: --export prints what it needs."
         ),
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -175,12 +172,6 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
         type=whole(),
         metavar="N",
         help="workers that there is room for (default: the slots of the discovered hosts, else the accelerators here)",
-    )
-    parser.add_argument(
-        "--statefulset",
-        type=_name,
-        metavar="NAME",
-        help="the workers are its pods, and this runs in a pod of its namespace (deploy/kubernetes/autoscale)",
     )
     parser.add_argument("--every", type=interval, default=10.0, metavar="S", help="seconds between looks (default 10)")
     parser.add_argument("--settle", type=seconds, default=30.0, metavar="S", help="seconds left alone after a change")
