@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 from samebits.commands import near_name, spelled
 from samebits.errors import SameBitsError, StoreError
+from samebits.net.descriptors import require_descriptors
 from samebits.printable import PrintableStream, raw_of
 from samebits.store import durable
 
@@ -86,6 +87,7 @@ def _run(words: list[str]) -> int:
         print(f"samebits: there is no subcommand {words[0]!r}{more}", file=sys.stderr)
         return _WRONG_USAGE
     try:
+        require_descriptors()
         return subcommand.run(words[1:])
     except SameBitsError as error:
         for line in str(error).splitlines():

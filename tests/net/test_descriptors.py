@@ -1,4 +1,4 @@
-"""As many descriptors as the user may have, and not a call more than it takes."""
+"""The limit of open files is raised where it can be, and a start is refused where it cannot."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import resource
 
 import pytest
 
-from samebits.net.descriptors import raise_descriptor_limit
+from samebits.errors import SettingsError
+from samebits.net.descriptors import raise_descriptor_limit, require_descriptors
 
 
 @pytest.mark.parametrize(
@@ -25,3 +26,27 @@ def test_the_limit_is_raised_to_what_the_user_may_have(
     monkeypatch.setattr(resource, "setrlimit", lambda which, limits: made.append(limits))
     assert raise_descriptor_limit() == allowed
     assert made == asked
+
+
+@pytest.mark.parametrize(
+    ("before", "workers", "asked"),
+    [((1024, 4096), 8, []), ((20, 4096), 8, [(80, 4096)]), ((resource.RLIM_INFINITY,) * 2, 8, [])],
+)
+def test_what_a_job_needs_is_allowed_and_no_more(
+    before: tuple[int, int], workers: int, asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[int, int]] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: before)
+    monkeypatch.setattr(resource, "setrlimit", lambda which, limits: made.append(limits))
+    require_descriptors(workers)
+    assert made == asked
+
+
+@pytest.mark.parametrize(("workers", "needed"), [(0, 64), (8, 80)])
+def test_a_hard_limit_that_is_too_low_is_refused_with_the_number_needed(
+    workers: int, needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (20, needed - 1))
+    said = rf"limit of open files is {needed - 1}.* needs {needed}\. Fix: raise it with `ulimit -n {needed}`"
+    with pytest.raises(SettingsError, match=said):
+        require_descriptors(workers)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from samebits import config
-from samebits.errors import StoreError
+from samebits.errors import SettingsError, StoreError
 from samebits.net.address import check_free
 from samebits.ops.follow import naming_what_runs_on
 from samebits.ops.job_view import Presence
@@ -42,16 +42,21 @@ def test_a_job_is_followed_to_its_end_whatever_becomes_of_the_output(job: ShellJ
     assert "Traceback" not in shell.text
 
 
-def test_without_descriptors_a_job_is_not_left_without_a_word(job: ShellJob) -> None:
-    shell = run_through_bash(job, 'ulimit -n 20; "$@"')
-    assert shell.end() == StoreError.exit_code, shell.text
-    assert "Too many open files (EMFILE). Fix: raise the limit of open files with `ulimit -n`" in shell.text
+@pytest.mark.parametrize("limit", [12, 20, 60])
+def test_without_descriptors_nothing_is_started(limit: int, job: ShellJob) -> None:
+    shell = run_through_bash(job, f'ulimit -n {limit}; "$@"')
+    assert shell.end() == SettingsError.exit_code, shell.text
+    (said,) = [line for line in shell.all_lines() if line.startswith("samebits: ")]
+    assert f"the hard limit of open files is {limit}, and a process of this job needs" in said
+    assert "Fix: raise it with `ulimit -n" in said
     assert "Traceback" not in shell.text
-    left = job.running()
-    assert all(f"(pid {job.identity(name).pid})" in shell.text for name in left)
-    assert not left or "`samebits stop` ends it" in shell.text
-    if left:
-        job.tool("stop").end()
+    assert not job.log_dir.exists()
+
+
+def test_a_low_soft_limit_is_no_obstacle(job: ShellJob) -> None:
+    shell = run_through_bash(job, 'ulimit -Sn 20; "$@"')
+    assert shell.end() == 0, shell.text
+    assert "job finished" in job.log("scheduler")
 
 
 def test_an_error_of_its_own_names_what_runs_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

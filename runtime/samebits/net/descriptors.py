@@ -1,13 +1,56 @@
-"""How many files and sockets this process may have open: a stranger's connections must not use them up."""
+"""Limits on the files and sockets that this process may have open (getrlimit(2), RLIMIT_NOFILE)."""
 
 from __future__ import annotations
 
 import resource
 
+from samebits.errors import SettingsError
+
+_OF_A_PROCESS = 64  # a worker of two has 32 open, and a script's data come on top
+_OF_A_WORKER = 2  # in the scheduler its connection and its pidfd, in another worker gloo's connection and a spare one
+_UNLIMITED = 1 << 20
+
+
+def needed_descriptors(workers: int = 0) -> int:
+    """Return how many descriptors a process of a job with so many workers and spares needs."""
+    return _OF_A_PROCESS + _OF_A_WORKER * workers
+
+
+def hard_limit() -> int:
+    """Return how many descriptors this user may have in one process."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    return hard if hard != resource.RLIM_INFINITY else _UNLIMITED
+
+
+def require_descriptors(workers: int = 0) -> None:
+    """Allow at least what a job with so many workers needs.
+
+    Without this check libzmq ends the process, or a job stands still with nothing but a line in one of its logs.
+
+    Raises:
+        SettingsError: the hard limit is lower.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = needed_descriptors(workers)
+    if hard_limit() < needed:
+        raise SettingsError(
+            [
+                f"the hard limit of open files is {hard}, and a process of this job needs {needed}. "
+                f"Fix: raise it with `ulimit -n {needed}` (as root), or use a shell without that limit"
+            ]
+        )
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
 
 def raise_descriptor_limit() -> int:
-    """Allow as many descriptors as this user may have; returns how many."""
+    """Allow as many descriptors as this user may have; returns how many.
+
+    Raises:
+        SettingsError: these are too few for any process of a job.
+    """
+    require_descriptors()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    return hard if hard != resource.RLIM_INFINITY else 1 << 20
+    return hard_limit()

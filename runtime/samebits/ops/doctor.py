@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import os
-import resource
 import shutil
 import socket
 import sys
@@ -21,6 +20,7 @@ from samebits.config import Settings, is_loopback
 from samebits.errors import ListenError, SecretError, SettingsError, StoreError
 from samebits.net.address import check_free, is_local, listening
 from samebits.net.address_book import addresses_now
+from samebits.net.descriptors import hard_limit, needed_descriptors
 from samebits.ops import kept_start
 from samebits.ops.interfaces import interfaces, slower
 from samebits.ops.scheduler_link import ask_once, at_address, known_addresses
@@ -30,8 +30,6 @@ from samebits.store.checkpoint.remote.remote_points import slots_at
 
 OLDEST_PYTHON = (3, 11)
 OLDEST_TORCH = (2, 13)
-DESCRIPTORS_A_WORKER = 2
-DESCRIPTORS_OTHER = 128
 ANSWER_TIMEOUT_S = 2.0
 
 
@@ -244,11 +242,10 @@ def reach(settings: Settings) -> Finding:
 
 def descriptors(settings: Settings) -> Finding:
     """Whether the scheduler can hold a connection of every worker; it raises the soft limit to the hard one itself."""
-    needed = DESCRIPTORS_A_WORKER * (settings.max_worker_num + settings.spare_num) + DESCRIPTORS_OTHER
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    enough = hard == resource.RLIM_INFINITY or hard >= needed
-    found = f"{'unlimited' if hard == resource.RLIM_INFINITY else hard}, {needed} needed"
-    return Finding("open files", found, "" if enough else f"raise the hard limit: ulimit -Hn {needed} (as root)")
+    needed = needed_descriptors(settings.max_worker_num + settings.spare_num)
+    found = f"{hard_limit()}, {needed} needed"
+    fix = "" if hard_limit() >= needed else f"raise the hard limit: ulimit -Hn {needed} (as root)"
+    return Finding("open files", found, fix)
 
 
 def folders(settings: Settings) -> list[tuple[str, Path | str]]:

@@ -19,6 +19,7 @@ from samebits.config import Role, Settings
 from samebits.errors import ListenError, LockedError, SecretError, SettingsError, StoreError, UsageError
 from samebits.net.address import folder_of_holder
 from samebits.net.curve import secret_words
+from samebits.net.descriptors import require_descriptors
 from samebits.ops import doctor, kept_start, starting
 from samebits.ops.changed_script import version_of
 from samebits.ops.job_view import JobView, stored_view
@@ -72,6 +73,7 @@ def read_start(request: Request) -> Ready:
     settings, warnings = config.read({"NODE_ID": "0", **shared, "ROLE": role})
     for warning in warnings:
         say(warning)
+    require_descriptors(settings.max_worker_num + settings.spare_num)
     refuse_unusable(settings)
     environment, said = config.kept_environment(everything), ""
     listener, port_problem = Listener(), ""

@@ -19,6 +19,7 @@ from samebits import config
 from samebits.commands import spelled
 from samebits.config import Settings
 from samebits.errors import ForeignFolderError, ListenError, StoreError, UsageError
+from samebits.net.descriptors import require_descriptors
 from samebits.ops import from_checkpoints, kept_start
 from samebits.ops.changed_script import change, version_of
 from samebits.ops.follow import Follower, naming_what_runs_on
@@ -107,6 +108,7 @@ def _bring_back(log_dir: Path, kept: KeptStart) -> Result | None:
     present = config.whole_environment()
     secrets = kept_start.secrets_for(kept, present)
     settings = kept.settings(secrets)
+    require_descriptors(settings.max_worker_num + settings.spare_num)
     with StartLock(log_dir) as lock:
         if is_listening(settings):
             kept_start.require_secrets(kept, secrets)
@@ -128,11 +130,8 @@ def _bring_back(log_dir: Path, kept: KeptStart) -> Result | None:
         listener = Listener()
         if SCHEDULER in recovery.start:
             listener = _listener(kept, settings, remains)
-            if (port := listener.chosen_port) is not None:
-                _say(f"SCHED_PORT={settings.sched_port}, the default, is taken: this job's scheduler has port {port}")
-                kept = replace(kept, environment={**kept.environment, "SCHED_PORT": str(port)})
-                kept_start.keep(log_dir, kept)
-                settings = replace(settings, sched_port=port)
+            if listener.chosen_port is not None:
+                kept, settings = _with_port(log_dir, kept, settings, listener.chosen_port)
         logs = LogEnds(settings.log_dir)
         logs.begin_all()
         with Signals() as signals, naming_what_runs_on(settings):
@@ -146,9 +145,7 @@ def _bring_back(log_dir: Path, kept: KeptStart) -> Result | None:
 
 
 def _with_port(log_dir: Path, kept: KeptStart, settings: Settings, port: int) -> tuple[KeptStart, Settings]:
-    """Keep the port that was chosen if the job's own is another process's by now."""
-    if names_port(kept.environment) or port == settings.sched_port:
-        return kept, settings
+    """Keep the port that was chosen in place of the default one."""
     _say(f"SCHED_PORT={settings.sched_port}, the default, is taken: this job's scheduler has port {port}")
     kept = replace(kept, environment={**kept.environment, "SCHED_PORT": str(port)})
     kept_start.keep(log_dir, kept)
