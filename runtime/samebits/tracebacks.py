@@ -13,6 +13,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from samebits.printable import printable
+
 __all__ = ["Failure", "failure_in", "is_of_the_script", "place_in_dump"]
 
 _SHOWN_CHARACTERS = 300
@@ -79,7 +81,7 @@ def place_in_dump(text: str, folder: Path) -> str:
     main = re.split(r"^(?:Current thread|Thread) 0x", text, flags=re.MULTILINE)[-1]
     for frame in re.finditer(r'^  File "([^"]+)", line (\d+) in (.*)$', main, re.MULTILINE):
         if place := _shown(frame[1], frame[2], folder):
-            return f"{place} in {frame[3][:_SHOWN_CHARACTERS]}"
+            return f"{place} in {printable(frame[3], _SHOWN_CHARACTERS)}"
     return ""
 
 
@@ -95,4 +97,4 @@ def _whole(lines: list[str], number: int) -> str:
     text = lines[number]
     if text.endswith(":") and number + 1 < len(lines):
         text = f"{text} {lines[number + 1].strip()}"
-    return text[:_SHOWN_CHARACTERS]
+    return printable(text, _SHOWN_CHARACTERS)

@@ -97,9 +97,17 @@ def test_a_port_that_is_taken_is_an_error_that_names_its_holder(ends: Ends) -> N
     ("number", "found", "expected"),
     [
         (errno.EADDRINUSE, "(Address already in use): held by ", "set SCHED_PORT to a free port in every process"),
-        (errno.EACCES, "(Permission denied): ports below 1024 take a right", "set SCHED_PORT to one from 1024"),
-        (errno.EADDRNOTAVAIL, "(Cannot assign requested address): that is no address of this", "set SCHED_BIND to"),
-        (errno.ENETDOWN, "(Network is down): set SCHED_BIND to", "or SCHED_PORT to another port"),
+        (
+            errno.EACCES,
+            "(Permission denied): this user may not listen on",
+            "set SCHED_PORT to one from 1024",
+        ),
+        (
+            errno.EADDRNOTAVAIL,
+            "(Cannot assign requested address): that is no address of this",
+            "Fix: set SCHED_BIND to",
+        ),
+        (errno.ENETDOWN, "(Network is down). Fix: set SCHED_BIND to", "or SCHED_PORT to another port"),
     ],
 )
 def test_why_a_port_cannot_be_listened_on_is_said_with_its_mend(number: int, found: str, expected: str) -> None:

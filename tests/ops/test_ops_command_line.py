@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,9 +21,10 @@ from samebits.__main__ import RENAMED, SUBCOMMANDS, Subcommand, main
 from samebits.core import records
 from samebits.core.messages import EndKind, Process, RoundId
 from samebits.core.point import Point
-from samebits.errors import SameBitsError
-from samebits.ops import doctor, prepare, run_options
+from samebits.errors import SameBitsError, UsageError
+from samebits.ops import doctor, kept_start, prepare, run_options
 from samebits.ops.job_view import JobView, Presence, stored_view
+from samebits.ops.resizing import view_of
 from samebits.store.journal import Journal
 from samebits.store.owner import claim_folder
 from samebits.store.process_identity import ProcessIdentity, host_id, write_pid_file
@@ -59,6 +62,7 @@ def write_journal(folder: Path, *more: records.Record) -> None:
         journal.append([records.SCHEMA.pack(record) for record in history])
 
 
+FINISHED = records.JobFinished()
 STOPPED = records.JobInterrupted(EndKind.STOPPED, 120, "stopped by Ctrl-C")
 
 
@@ -200,6 +204,20 @@ def test_where_no_job_was_started_nothing_is_shown_as_if_there_were(
 def test_stop_where_nothing_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop"]) == 80
     assert "nothing of a job runs here" in capsys.readouterr().err
+
+
+def test_commands_of_a_job_that_is_over_say_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_journal(here / "recovery", STOPPED)
+    assert main(["stop"]) == 80
+    said = capsys.readouterr().err
+    assert f"nothing to stop: job {JOB} (train.py) is unfinished at step 120, but no process of it runs here" in said
+    assert "Fix: `" in said and "recover" in said.partition("Fix: ")[2]
+    shutil.rmtree(here / "recovery")
+    write_journal(here / "recovery", FINISHED)
+    assert main(["stop"]) == 0
+    assert f"nothing to stop: job {JOB} (train.py) is finished at step" in capsys.readouterr().out
+    with pytest.raises(UsageError, match=rf"job {JOB} \(train\.py\) is finished at step .*, and has no workers left"):
+        view_of(replace(kept_start.settings_here(), enable_recovery=True))
 
 
 def test_how_the_last_term_ended_is_not_how_an_earlier_one_did(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -16,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.ops.drill import inside
+from samebits.ops.drill import inside, preloaded
 from samebits.ops.drill.command import free_port
 from samebits.ops.drill.faults import _GIVERS, Tools, flip_bit
 from samebits.ops.drill.impossible import ImpossibleError
@@ -240,6 +241,41 @@ def test_without_a_compiler_the_library_is_not_possible(tmp_path: Path, monkeypa
         Preloaded(tmp_path, tmp_path)
     tools = Tools.made(tmp_path, {Fault.DISK_FULL, Fault.CLOCK_JUMP, Fault.KILL}, 1, {})
     assert tools.impossible.keys() == {Fault.DISK_FULL, Fault.CLOCK_JUMP}
+
+
+@pytest.mark.parametrize(
+    ("compiler", "said"),
+    [
+        ("#!/bin/sh\nprintf '\\033[31mworse\\n' >&2; exit 4\n", r"cannot build .*\(\\u001b\[31mworse\)"),
+        ("#!/bin/sh\nsleep 600 & echo $! >child; sleep 600\n", r"has not built .* within 0\.5 s"),
+        ("#!/no/such/interpreter\n", "cannot be run: No such file or directory"),
+    ],
+    ids=["fails", "hangs", "cannot run"],
+)
+def test_a_compiler_that_fails_or_hangs_makes_the_fault_impossible(
+    compiler: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cc").write_text(compiler)
+    Path("cc").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(preloaded, "COMPILER_TIMEOUT_S", 0.5)
+    with pytest.raises(ImpossibleError, match=said):
+        Preloaded(tmp_path, tmp_path)
+    if (child := Path("child")).exists():
+        assert not is_running(int(child.read_text()))
+
+
+def is_running(pid: int) -> bool:
+    """Return whether this process is still there after it has had time to end."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    try:
+        return not select.select([descriptor], [], [], PATIENCE_S)[0]
+    finally:
+        os.close(descriptor)
 
 
 def test_what_a_job_preloads_and_looks_for_itself_stays(tmp_path: Path) -> None:

@@ -174,4 +174,6 @@ def test_the_last_line_that_says_anything(tmp_path: Path) -> None:
     log.write_text("x" * 100_000 + "\nValueError: no number\n\n  \n")
     assert last_line(log) == "ValueError: no number"
     log.write_bytes(b"\xff\xfe broken" + b"y" * 1000)
-    assert len(last_line(log)) == 300
+    assert len(last_line(log)) == 300 and last_line(log).endswith("…")
+    log.write_text(f"samebits: {'z' * 1000}. Fix: do this\n")
+    assert last_line(log) == f"{'z' * 1000}. Fix: do this"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from samebits.config import PREFIX
-from samebits.errors import ForeignFolderError, LockedError, RefusedError
+from samebits.errors import ForeignFolderError, JobStoppedError, LockedError, RefusedError
 from samebits.ops.job_view import stored_view
 from tests.ops.shell_job import ENDLESS, UNTIL_TOLD, WORKER, ShellJob
 
@@ -88,6 +89,33 @@ def test_a_job_that_lost_its_default_port_to_another_one_is_recovered_on_a_free_
         again.wait_for("SCHED_PORT=8118, the default, is taken: this job's scheduler has port")
         job.let_finish()
         assert again.end() == 0, again.text
+
+
+def test_a_job_that_lost_its_port_names_the_other_jobs_folder_and_goes_on_once_that_is_stopped(
+    new_job: Callable[..., ShellJob],
+) -> None:
+    """Its workers know no other port, so a scheduler on a free one would be of no use."""
+    first, second = new_job("first"), new_job("second")
+    second.settings["SCHED_PORT"] = first.settings["SCHED_PORT"]
+    second.port = first.port
+    shell = first.run(*UNTIL_TOLD)
+    first.wait_training()
+    first.kill("scheduler")
+    shell.wait_for("training goes on without it")
+    shell.process.kill()
+    other = second.run(*ENDLESS)
+    second.wait_training()
+    again = first.recover()
+    held = f"another job's scheduler, started in {second.folder}; training goes on without it. "
+    again.wait_for(re.escape(f"{held}Fix: `samebits stop` in {second.folder} frees the port; or") + ".*; then bash .*")
+    again.process.kill()
+    assert "worker_0" in first.running()
+    assert second.tool("stop").end() == 0
+    assert other.end() == JobStoppedError.exit_code
+    last = first.recover()
+    first.wait_training()
+    first.let_finish()
+    assert last.end() == 0, last.text
 
 
 def test_a_job_whose_own_port_is_another_process_s_is_not_started(job: ShellJob) -> None:

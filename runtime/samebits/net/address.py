@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from samebits.errors import ListenError
 from samebits.net.address_book import addresses_now
+from samebits.printable import printable
 from samebits.scheduler_hosts import NotHostsError
 
 BACKLOG = 4096
@@ -124,7 +125,7 @@ def port_holder(port: int) -> str:
     """Who listens on a local TCP port, as far as this user may read it: ``pid 12 (python train.py)``."""
     process = _holder(port)
     if process is not None:
-        return f"pid {process.name} ({_command_of(process)[:_SHOWN_CHARACTERS]})"
+        return f"pid {process.name} ({printable(_command_of(process), _SHOWN_CHARACTERS)})"
     return "another process" if _listening_inodes(port) else "another process, or one that ended a moment ago"
 
 
@@ -263,21 +264,29 @@ def cannot_listen(address: str, port: int, number: int | None, reason: str | Non
     """The error for a bind that failed: ``number`` is its errno (bind(2), ip(7)), ``reason`` what that means."""
     found = f"SCHED_PORT={port} on {address} cannot be listened on ({reason})"
     if number == errno.EADDRINUSE:
-        holder, folder = port_holder(port), folder_of_holder(port)
-        if any(words in holder for words in _SCHEDULER):  # perhaps a colleague's, whose job would lose it
-            where = f" started in {folder}" if folder is not None else ""
-            fix = f"That is another job's scheduler{where}: set SCHED_PORT to a free port in every process of this one"
-        else:
-            fix = "End it, or set SCHED_PORT to a free port in every process"
-        held = f"held by {holder}. {fix}"
-        return ListenError(f"{found}: {held}", is_taken=True)
+        return ListenError(f"{found}: {_held(port)}", is_taken=True)
     if number == errno.EACCES:
         return ListenError(
-            f"{found}: ports below 1024 take a right that this user has not: set SCHED_PORT to one from 1024 to 65535 "
-            "in every process"
+            f"{found}: this user may not listen on ports below 1024. Fix: set SCHED_PORT to one from 1024 to 65535 in "
+            "every process"
         )
     if number == errno.EADDRNOTAVAIL:
         return ListenError(
-            f"{found}: that is no address of this machine: set SCHED_BIND to the local address to listen on"
+            f"{found}: that is no address of this machine. Fix: set SCHED_BIND to the local address to listen on"
         )
-    return ListenError(f"{found}: set SCHED_BIND to the local address to listen on, or SCHED_PORT to another port")
+    return ListenError(f"{found}. Fix: set SCHED_BIND to the local address to listen on, or SCHED_PORT to another port")
+
+
+def _held(port: int) -> str:
+    """Return which process has the port, and a Fix that also works while other processes of this job run."""
+    process, anew = _holder(port), "set SCHED_PORT to a free port in every process of this job"
+    command = "" if process is None else _command_of(process)
+    if process is None or not any(words in command for words in _SCHEDULER):
+        return f"held by {port_holder(port)}. Fix: end that process, or {anew}"
+    folder = folder_of_holder(port)
+    where = f", started in {folder}" if folder is not None else ""
+    there = f"`samebits stop` in {folder}" if folder is not None else "ending that job"
+    return (
+        f"held by pid {process.name}, another job's scheduler{where}. Fix: {there} frees the port; or end what is left "
+        f"of this job, and {anew}"
+    )

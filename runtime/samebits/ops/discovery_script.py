@@ -129,9 +129,9 @@ def _ended(script: subprocess.Popen[bytes], timeout_s: float, errors: bytes) -> 
     if status == 0:
         return ""
     lines = [line.strip() for line in errors.decode(errors="replace").splitlines() if line.strip()]
-    said = printable(lines[-1]) if lines else ""
+    said = printable(lines[-1], _SHOWN_CHARACTERS) if lines else ""
     ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
-    return ended + (f": {said[:_SHOWN_CHARACTERS]}" if said else "")
+    return ended + (f": {said}" if said else "")
 
 
 class DiscoveryScript:

@@ -318,8 +318,10 @@ class Following:
             trains = view is not None and (view.phase == "training" or (view.from_journal and view.generation > 0))
             goes_on = "training goes on without it" if trains else "its workers wait for it"
             is_back = self.scheduler_runs()
-            fix = "" if self.supervised else f". Fix: {self._recover} brings it back"
-            self._say(self._scheduler_why + ("" if is_back else f"; {goes_on}{fix}"))
+            why, _, first = self._scheduler_why.partition(". Fix: ")
+            then = "" if self.supervised else f"{self._recover} brings it back"
+            fix = "; then ".join(part for part in (first, then) if part)
+            self._say(self._scheduler_why if is_back else f"{why}; {goes_on}" + (f". Fix: {fix}" if fix else ""))
         self._scheduler_why = ""
 
     def _say_again(self, now: float) -> None:

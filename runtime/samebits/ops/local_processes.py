@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samebits.core.lines import number_of, root_of
+from samebits.printable import printable
 from samebits.store import durable
 from samebits.store.process_identity import ProcessIdentity, read_pid_file
 
@@ -22,6 +23,7 @@ SCHEDULER = "scheduler"
 _WORKER_PREFIX = "worker_"
 _TAIL_BYTES = 8192
 _SHOWN_CHARACTERS = 300
+_OURS = "samebits: "
 
 
 def process_names(nodes: Iterable[str]) -> list[str]:
@@ -172,14 +174,18 @@ def is_stopped(identity: ProcessIdentity) -> bool:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log that says anything, shortened; empty where there is none."""
+    """Return the last line of a log that is not blank, or an empty text.
+
+    A sentence of ours is whole, since its end is what to do; any other line is shortened.
+    """
     try:
         with os.fdopen(durable.open_regular(log), "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except FileNotFoundError:
         return ""
-    return next((line.strip()[:_SHOWN_CHARACTERS] for line in reversed(lines) if line.strip()), "")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return last.removeprefix(_OURS) if last.startswith(_OURS) else printable(last, _SHOWN_CHARACTERS)
 
 
 def _is_ended_child(pid: int) -> bool:

@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 
 from samebits.ops.local_processes import Death
+from samebits.printable import printable
 from samebits.store import durable
 from samebits.tracebacks import Failure, failure_in
 
@@ -61,7 +62,7 @@ class LogEnds:
         lines = [line.strip() for line in text.splitlines() if line.strip()]
         if not lines or death.status is None or _SPOKEN.match(lines[-1]):  # what we warn of ends nobody
             return ""
-        return lines[-1][:_SHOWN_CHARACTERS] if _ERROR.search(lines[-1]) else ""
+        return printable(lines[-1], _SHOWN_CHARACTERS) if _ERROR.search(lines[-1]) else ""
 
     def _text(self, name: str) -> str:
         try:

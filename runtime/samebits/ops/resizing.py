@@ -79,10 +79,7 @@ def _add(log_dir: Path, count: int) -> None:
     if not settings.enable_recovery:
         raise UsageError("this job was started with ENABLE_RECOVERY=0: nobody can join it")
     nodes = kept_start.nodes_of(log_dir, settings)
-    remains = look(settings)
-    if remains.view is None or remains.view.job_finished or not remains.scheduler_serves:
-        raise UsageError(f"no scheduler of this job runs: `{spelled('recover')}` brings back what is gone")
-    added = nodes_to_add(settings, nodes, remains.view, count)
+    added = nodes_to_add(settings, nodes, view_of(settings), count)
     with reserved(settings.log_dir, [name_of(node) for node in added]) as berths:
         kept_start.keep(log_dir, replace(kept, nodes=nodes + added))
         _say(f"starting worker {', '.join(added)}: whoever joins does so at a commit of the others")
@@ -208,14 +205,19 @@ def last_to_come(nodes: Sequence[str], count: int) -> tuple[str, ...]:
 
 
 def view_of(settings: Settings) -> JobView:
-    """The job as its scheduler tells it now.
+    """Return the job as its scheduler describes it now.
 
     Raises:
-        UsageError: no scheduler of this job answers.
+        UsageError: no scheduler of this job answers, since the job is finished or the scheduler is gone.
     """
     remains = look(settings)
+    if remains.view is not None and remains.view.job_finished:
+        raise UsageError(
+            f"{remains.view} is finished at step {remains.view.step}, and has no workers left. Fix: "
+            f"`{spelled('run')}` starts the next job"
+        )
     if remains.view is None or not remains.scheduler_serves:
-        raise UsageError(f"no scheduler of this job answers: `{spelled('recover')}` brings it back")
+        raise UsageError(f"no scheduler of this job answers. Fix: `{spelled('recover')}` brings it back")
     return remains.view
 
 

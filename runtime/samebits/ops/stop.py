@@ -52,6 +52,16 @@ def main(arguments: Sequence[str]) -> int:
     nodes = kept_start.nodes_of(settings.log_dir, settings)
     identities = read_pid_files(settings.log_dir, process_names(nodes)).values()
     runs_here, listens = any(identity.is_alive() for identity in identities), is_listening(settings)
+    view = None if runs_here else stored_view(settings.recovery_path)
+    if view is not None and view.job_finished:
+        print(f"samebits: nothing to stop: {view} is finished at step {view.step}", flush=True)
+        return 0
+    if view is not None and not listens:
+        raise UsageError(
+            f"nothing to stop: {view} is unfinished at step {view.step}, but no process of it runs here, and no "
+            f"scheduler answers at {shown(settings.sched_host, settings.sched_port)}. Fix: `{spelled('recover')}` goes "
+            "on with it"
+        )
     if not runs_here and not listens:
         raise UsageError(
             f"nothing of a job runs here: no process named in {settings.log_dir}, no scheduler at "

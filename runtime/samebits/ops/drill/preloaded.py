@@ -14,12 +14,16 @@ import subprocess
 from pathlib import Path
 
 from samebits.ops.drill.impossible import ImpossibleError
+from samebits.printable import printable
 from samebits.store import durable
+from samebits.store.command_group import end_group
 
 _SOURCE = Path(__file__).with_name("libc_faults.c")
 _NUMBERS = struct.Struct("=qqq")  # as ``struct control`` begins: seconds ahead, is full, refused
 _BYTES = 4096
-
+COMPILER_TIMEOUT_S = 60.0
+_MOST_LOG_BYTES = 65536
+_SHOWN_CHARACTERS = 200
 
 NO_COMPILER = "no C compiler (cc) is here to build the preloaded library with"
 
@@ -45,11 +49,7 @@ class Preloaded:
         if compiler is None:
             raise ImpossibleError(NO_COMPILER)
         library, control = folder / "libc_faults.so", folder / "control"
-        words = [compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(_SOURCE), "-ldl"]
-        done = subprocess.run(words, capture_output=True, text=True, check=False)
-        if done.returncode:
-            said = next(iter(done.stderr.strip().splitlines()[-1:]), "")
-            raise ImpossibleError(f"{compiler} cannot build the preloaded library ({said[:200]})")
+        _build([compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(_SOURCE), "-ldl"], folder / "cc.log")
         path = os.fsencode(checkpoints.resolve())
         if len(path) >= _BYTES - _NUMBERS.size:
             raise ImpossibleError("the checkpoints' path is too long for the preloaded library")
@@ -72,3 +72,27 @@ class Preloaded:
         """As it was."""
         self.set()
         self._memory.close()
+
+
+def _build(words: list[str], log: Path) -> None:
+    """Run the compiler, within bounded time.
+
+    Raises:
+        ImpossibleError: it failed.
+    """
+    with os.fdopen(durable.create(log, is_read_too=True), "r+b") as said:
+        try:
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+            )
+        except OSError as error:
+            raise ImpossibleError(f"{words[0]} cannot be run: {error.strerror}") from None
+        in_time = end_group(process, COMPILER_TIMEOUT_S)
+        status = process.wait()
+        if not in_time:
+            raise ImpossibleError(f"{words[0]} has not built the preloaded library within {COMPILER_TIMEOUT_S:g} s")
+        if status:
+            said.seek(0)
+            lines = said.read(_MOST_LOG_BYTES).decode(errors="replace").strip().splitlines()
+            last = printable(lines[-1], _SHOWN_CHARACTERS) if lines else f"status {status}"
+            raise ImpossibleError(f"{words[0]} cannot build the preloaded library ({last})")
