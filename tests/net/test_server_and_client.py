@@ -171,8 +171,8 @@ def test_a_port_nobody_holds_is_said_so() -> None:
 
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], ["127.0.0.1", "127.0.0.2"], ["127.0.0.2"]])
 def test_a_server_listens_on_the_sockets_that_it_inherits(addresses: list[str]) -> None:
-    """The port is never free between the launcher and the scheduler, and sockets of other addresses are closed."""
-    sockets = address.listen(["127.0.0.1", "127.0.0.2"], 0)
+    """The port is never free between the launcher and the scheduler."""
+    sockets = address.listen(addresses, 0)
     port = address.port_of(sockets)
     inherited = address.taken_over([os.dup(one.fileno()) for one in sockets])
     address.close_all(sockets)
@@ -192,6 +192,43 @@ def test_a_server_listens_on_the_sockets_that_it_inherits(addresses: list[str]) 
     finally:
         server.close()
     address.check_free(addresses, port)
+
+
+def test_an_inherited_socket_of_another_address_is_named() -> None:
+    sockets = address.listen(["127.0.0.1", "127.0.0.2"], 0)
+    port, other = address.port_of(sockets), sockets[1].fileno()
+    text = rf"descriptor {other} listens on 127\.0\.0\.2, port {port}, .* to listen on 127\.0\.0\.1, port {port}\. Fix:"
+    with pytest.raises(ListenError, match=text):
+        Server(["127.0.0.1"], port, silence_s=5.0, inherited=sockets)
+    address.close_all(sockets)
+
+
+def test_an_inherited_descriptor_that_does_not_listen_is_named() -> None:
+    with (
+        socket.socket() as silent,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams,
+        socket.socket(socket.AF_UNIX) as unix,
+        Path("/dev/null").open() as file,
+    ):
+        for one, what in (
+            (silent, "does not listen"),
+            (datagrams, "is a socket of kind AF_INET, SOCK_DGRAM"),
+            (unix, "is a socket of kind AF_UNIX, SOCK_STREAM"),
+            (file, "is no socket"),
+        ):
+            number = os.dup(one.fileno())
+            with pytest.raises(ListenError, match=rf"LISTEN_FDS: descriptor {number} {what}\. Fix: `unset LISTEN_FDS`"):
+                address.taken_over([number])
+    with pytest.raises(ListenError, match=r"LISTEN_FDS: descriptor 9999 is none that this process has"):
+        address.taken_over([9999])
+
+
+def test_of_several_hosts_the_one_whose_socket_is_inherited_counts_as_free() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one:
+        place, other = one.getsockname(), free_port()
+        hosts = f"127.0.0.1:{place[1]},127.0.0.1:{other}"
+        assert address.listening(hosts, 8118).port == other
+        assert address.listening(hosts, 8118, held=[place]).port == place[1]
 
 
 def _heard(server: Server) -> list[Incoming]:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import os
 import socket
-from collections.abc import Iterable, Sequence
+import stat
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,7 +35,9 @@ class Listening(NamedTuple):
     port: int
 
 
-def listening(host: str, port: int, bind: str | None = None) -> Listening:
+def listening(
+    host: str, port: int, bind: str | None = None, held: Collection[tuple[str, int]] = frozenset()
+) -> Listening:
     """The addresses of this machine that SCHED_HOST, or ``bind``, names, and the port there.
 
     Of several hosts that SCHED_HOST names it is the first that is this machine; where several are, as on one machine
@@ -43,6 +47,7 @@ def listening(host: str, port: int, bind: str | None = None) -> Listening:
         host: SCHED_HOST.
         port: SCHED_PORT.
         bind: SCHED_BIND, where it is set.
+        held: places that this process listens on already.
 
     Raises:
         ListenError: the name does not resolve, or to no address of this machine; or the file is of no use.
@@ -62,7 +67,7 @@ def listening(host: str, port: int, bind: str | None = None) -> Listening:
             f"SCHED_HOST={host}: none of {', '.join(map(str, named))} is this machine. Fix: start the "
             "scheduler on one of these hosts, or set SCHED_BIND to the local address to listen on"
         )
-    return next((place for place in places if _is_free(place)), places[0])
+    return next((place for place in places if _is_free(place, held)), places[0])
 
 
 def _local_or_raise(host: str, asked: str) -> list[str]:
@@ -92,9 +97,9 @@ def _resolved(host: str) -> list[str]:
     return list(dict.fromkeys(str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)))
 
 
-def _is_free(place: Listening) -> bool:
+def _is_free(place: Listening, held: Collection[tuple[str, int]]) -> bool:
     try:
-        check_free(place.addresses, place.port)
+        check_free([one for one in place.addresses if (one, place.port) not in held], place.port)
     except ListenError:
         return False
     return True
@@ -180,11 +185,53 @@ def _bound(address: str, port: int) -> socket.socket:
 
 
 def taken_over(descriptors: Iterable[int]) -> list[socket.socket]:
-    """Return the sockets that the parent process opened under these descriptors for this process alone."""
-    sockets = [socket.socket(fileno=number) for number in descriptors]
-    for one in sockets:
+    """Return the sockets that the parent process opened under these descriptors for this process alone.
+
+    Raises:
+        ListenError: one of them is no TCP socket that listens.
+    """
+    sockets: list[socket.socket] = []
+    for number in descriptors:
+        try:
+            kind = os.fstat(number).st_mode
+            one = socket.socket(fileno=number) if stat.S_ISSOCK(kind) else None
+        except OSError as error:
+            raise _not_inherited(number, f"is none that this process has ({error.strerror})") from None
+        if one is None:
+            raise _not_inherited(number, "is no socket")
+        if one.family not in (socket.AF_INET, socket.AF_INET6) or one.type != socket.SOCK_STREAM:
+            raise _not_inherited(number, f"is a socket of kind {_name_of(one.family)}, {_name_of(one.type)}")
+        if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            raise _not_inherited(number, "does not listen")
         one.set_inheritable(False)
+        sockets.append(one)
     return sockets
+
+
+def place_of(one: socket.socket) -> tuple[str, int]:
+    """Return the address and port of a TCP socket."""
+    address = one.getsockname()
+    return str(address[0]), int(address[1])
+
+
+def not_to_listen_on(surplus: socket.socket, wanted: Sequence[tuple[str, int]]) -> ListenError:
+    """Return the error for an inherited socket of another address than the ``wanted`` ones."""
+    host, port = place_of(surplus)
+    places = ", ".join(f"{host}, port {port}" for host, port in wanted)
+    return _not_inherited(
+        surplus.fileno(), f"listens on {host}, port {port}, and this job's scheduler is to listen on {places}"
+    )
+
+
+def _not_inherited(number: int, what: str) -> ListenError:
+    return ListenError(
+        f"LISTEN_FDS: descriptor {number} {what}. Fix: `unset LISTEN_FDS`, or hand over TCP sockets that listen where "
+        "SCHED_HOST, SCHED_PORT and SCHED_BIND say"
+    )
+
+
+def _name_of(constant: int) -> str:
+    return getattr(constant, "name", str(constant))
 
 
 def port_of(sockets: Sequence[socket.socket]) -> int:

@@ -46,7 +46,7 @@ from samebits.core.messages import (
     Status,
 )
 from samebits.errors import ProtocolError
-from samebits.net.address import BACKLOG, cannot_listen, endpoint
+from samebits.net.address import BACKLOG, cannot_listen, endpoint, not_to_listen_on, place_of
 from samebits.net.curve import ClusterKeys
 from samebits.net.descriptors import raise_descriptor_limit
 from samebits.net.gate import UNKNOWN, Gate, Rejected, Rejection
@@ -126,7 +126,7 @@ class Server:
             counts as closed.
         keys: the cluster's keys; None speaks without authentication and encryption.
         most_connections: how many an honest cluster may need at a time; bounded by what the system allows.
-        inherited: sockets that listen already, made by the parent process; those of other addresses are closed.
+        inherited: sockets that listen already, made by the parent process.
     """
 
     def __init__(
@@ -170,9 +170,14 @@ class Server:
         self._descriptor_of: dict[str, int] = {}
         self._displaced: list[str] = []  # peers over whose number another one speaks
         self._told: dict[type, tuple[object, bytes | zmq.Frame]] = {}  # by kind, what was packed last
-        self._listen(addresses, port, {one.getsockname()[:2]: one for one in inherited})
+        self._listen(addresses, port, {place_of(one): one for one in inherited})
 
     def _listen(self, addresses: Sequence[str], port: int, inherited: dict[tuple[str, int], socket.socket]) -> None:
+        wanted = [(address, port) for address in addresses]
+        surplus = next((one for place, one in inherited.items() if place not in wanted), None)
+        if surplus is not None:
+            self.close()
+            raise not_to_listen_on(surplus, wanted)
         for address in addresses:
             listening = inherited.pop((address, port), None)
             self._socket.setsockopt(zmq.USE_FD, -1 if listening is None else listening.detach())
@@ -181,8 +186,6 @@ class Server:
             except zmq.ZMQError as error:
                 self.close()
                 raise cannot_listen(address, port, error.errno, error.strerror) from None
-        for surplus in inherited.values():
-            surplus.close()
 
     def watch(self, descriptor: int) -> None:
         """Let ``wait`` return when this descriptor becomes readable, too."""

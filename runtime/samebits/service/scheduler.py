@@ -44,7 +44,7 @@ from samebits.errors import (
     UnequalError,
     UntrainedError,
 )
-from samebits.net.address import taken_over
+from samebits.net.address import place_of, taken_over
 from samebits.net.curve import cluster_keys
 from samebits.net.server import Arrived, Incoming, Lost, Server
 from samebits.scheduler_hosts import names_one
@@ -158,7 +158,8 @@ class SchedulerService:
         """Serve until the job is over; returns how it ended."""
         settings = self._settings
         path = settings.recovery_path.resolve()
-        addresses, port = listening_place(settings)
+        inherited = taken_over(inherited_sockets())
+        addresses, port = listening_place(settings, [place_of(one) for one in inherited])
         keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
         private.make_folder(path, "RECOVERY_PATH")
         with self._lock, contextlib.nullcontext() if self._is_guest else seldom_collected():
@@ -168,7 +169,7 @@ class SchedulerService:
                 settings.node_timeout_s,
                 keys=keys,
                 most_connections=most_connections(settings),
-                inherited=taken_over(inherited_sockets()),
+                inherited=inherited,
             )
             if self._lock.is_unknown_here:
                 log.warn(

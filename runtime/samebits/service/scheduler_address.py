@@ -11,6 +11,7 @@ import contextlib
 import functools
 import socket
 import time
+from collections.abc import Collection
 from typing import Any
 
 from samebits.config import Settings, require_secret
@@ -177,8 +178,13 @@ def _last_known(host: str, port: int) -> list[Found]:
     return []
 
 
-def listening_place(settings: Settings) -> Listening:
-    """Where to listen: SCHED_BIND, else the local addresses of SCHED_HOST."""
-    place = listening(settings.sched_host, settings.sched_port, settings.sched_bind)
+def listening_place(settings: Settings, held: Collection[tuple[str, int]] = frozenset()) -> Listening:
+    """Return where to listen: SCHED_BIND, else the local addresses of SCHED_HOST.
+
+    Args:
+        settings: of the job.
+        held: places that this process listens on already, which are not another process's.
+    """
+    place = listening(settings.sched_host, settings.sched_port, settings.sched_bind, held)
     require_secret(place.addresses, settings)
     return place
