@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from samebits.core.agent_events import CommittedByAll, Disconnected, Saved
 from samebits.core.agent_events import Connected as Reconnected
-from samebits.core.messages import MAX_SAVED_POINTS, CommittedPoint, RoundOpened, SavedPoints
+from samebits.core.messages import MAX_SAVED_POINTS, CommittedPoint, EndKind, RoundOpened, SavedPoints
 from samebits.core.point import Point
 from samebits.core.records import PointCommitted
 from samebits.core.state import JobState
@@ -122,6 +124,29 @@ def test_where_every_copy_was_damaged_the_committed_point_goes_with_its_line() -
     for node in "01":
         house.saved(node, (10, 1))
     assert house.core.state.committed_point == Point(10, 1)
+
+
+@pytest.mark.parametrize("is_compacted", [False, True])
+def test_no_step_0_after_a_point_that_was_gone_back_to_and_is_lost_as_well(is_compacted: bool) -> None:
+    """No point was saved by all since, so that none is committed, but every rank had the older one."""
+    house = training_house(2, cool_down_s=0.0)
+    for node in "01":
+        house.saved(node, (10, 1), (20, 1))
+    house.close("s1", gone=True)
+    house.register("1", session="1 again")
+    house.train(n0=[(10, 1)])
+    assert house.core.state.committed_point is None
+    if is_compacted:
+        house.journal[:] = house.core.state.snapshot()
+    house.crash(after_s=1.0)
+    assert house.core.state.known_point == Point(10, 1)
+    for node in "01":
+        house.close(house.seat(node).session, gone=True)
+        house.register(node, session=f"{node} at last")
+    house.train()
+    ended = house.core.state.interruptions[-1]
+    assert ended.kind is EndKind.POINTS_LOST
+    assert "every rank had the restore point of step 10 of generation 1" in ended.cause
 
 
 # ---- the worker's side

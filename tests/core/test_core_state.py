@@ -111,7 +111,23 @@ def mended_house() -> tuple[House, list[JobState]]:
     return house, states
 
 
-HOUSES = pytest.mark.parametrize("make", [eventful_house, spared_house, replaced_house, outlived_house, mended_house])
+def gone_back_house() -> tuple[House, list[JobState]]:
+    """A job whose newest point was damaged on every disk, and that is interrupted before it has saved another one."""
+    house = House(policy(2, cool_down_s=0.0)).fill().train()
+    for node in "01":
+        house.saved(node, (10, 1), (20, 1))
+    for session in ("s1", "1 again"):
+        house.close(session, gone=True)
+        house.register("1", session=f"1 after {session}" if session == "1 again" else "1 again")
+        house.train(n0=[(10, 1)])
+    house.stop("Ctrl-C")
+    states = [JobState.replay(house.journal[:count]) for count in range(len(house.journal) + 1)]
+    return house, states
+
+
+HOUSES = pytest.mark.parametrize(
+    "make", [eventful_house, spared_house, replaced_house, outlived_house, mended_house, gone_back_house]
+)
 Make = Callable[[], tuple[House, list[JobState]]]
 
 

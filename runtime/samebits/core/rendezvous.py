@@ -338,7 +338,7 @@ class Rendezvous:
         seats = [state.seats[state.by_slot[slot]] for slot in slots]
         by_rank = {rank: round_.joined[seat.node] for rank, seat in enumerate(seats)}
         if state.is_in_doubt:
-            by_rank = without_the_doubtful(by_rank, state.committed_point)
+            by_rank = without_the_doubtful(by_rank, state.known_point)
         suspects: set[int] = set()
         if state.rolled_back is not None:
             by_rank = without_the_doubtful(by_rank, state.rolled_back.to)
@@ -350,10 +350,10 @@ class Rendezvous:
         if restore.point is None and state.rolled_back is not None:
             self.has_no_way_back = True
             return
-        self.points_lost = lost_progress(restore.point, state.committed_point, by_rank)
+        self.points_lost = lost_progress(restore.point, state.known_point, by_rank)
         if self.points_lost:
             return
-        if state.rolled_back is None and (less := lost_steps(restore.point, state.committed_point)):
+        if state.rolled_back is None and (less := lost_steps(restore.point, state.known_point)):
             ledger.ready.say(less, Level.WARNING)
         members = tuple((seat.node, seat.incarnation) for seat in seats)
         if self._is_in_vain(round_, members, restore.point):

@@ -189,33 +189,33 @@ def choose(
     return Restore(point, frozenset(holders), sources, text, borrowed, loans, serves, by_page, page_loans)
 
 
-def lost_progress(found: Point | None, committed: Point | None, joined: Mapping[int, Joined]) -> str:
+def lost_progress(found: Point | None, known: Point | None, joined: Mapping[int, Joined]) -> str:
     """Explain why training must not start from ``found``; "" if it may.
 
     Args:
         found: the chosen restore point.
-        committed: the newest point that every rank's disk held, as the journal has it.
+        known: the newest point that every rank had, as the journal has it.
         joined: what the members brought.
     """
-    if committed is None or committed.step == 0 or (found is not None and found.step > 0):
+    if known is None or known.step == 0 or (found is not None and found.step > 0):
         return ""
     folders = list(dict.fromkeys(one.folder for _, one in sorted(joined.items()) if one.folder))
     places = _some(folders) if folders else "any checkpoint folder"
     return (
-        f"the restore point of {committed} was on every rank's disk, and no restore point is left. Searched: the "
+        f"every rank had the restore point of {known}, and no restore point is left. Searched: the "
         f"memory of {len(joined)} workers, the buffers in their hosts' shared memory, the copies that they keep for "
-        f"each other, and {places}. Starting from step 0 would give up {committed.step} steps. Fix: bring the "
+        f"each other, and {places}. Starting from step 0 would give up {known.step} steps. Fix: bring the "
         "checkpoints back, or mount them, and call `samebits recover`; `samebits run --fresh` gives them up"
     )
 
 
-def lost_steps(found: Point | None, committed: Point | None) -> str:
-    """Explain that ``found`` is older than the newest point every rank's disk held; "" if it isn't."""
-    if found is None or committed is None or found.step >= committed.step:
+def lost_steps(found: Point | None, known: Point | None) -> str:
+    """Explain that ``found`` is older than the newest point every rank had; "" if it isn't."""
+    if found is None or known is None or found.step >= known.step:
         return ""
     return (
-        f"the restore point of step {committed.step} was on every rank's disk and can no longer be used: training goes "
-        f"back to step {found.step} and repeats {committed.step - found.step} steps. Fix: to keep them, stop the job "
+        f"every rank had the restore point of step {known.step}, which can no longer be used: training goes back to "
+        f"step {found.step} and repeats {known.step - found.step} steps. Fix: to keep them, stop the job "
         f"before its next checkpoint, bring the missing checkpoints back (a mount, CHECKPOINT_PATH), and recover"
     )
 

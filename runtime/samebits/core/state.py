@@ -116,6 +116,7 @@ class JobState:
     spares: dict[str, None] = field(default_factory=dict)  # those neither lost nor left, in the order they came
     generation: GenerationCommitted | None = None
     committed_point: Point | None = None  # the newest on the job's line that every member of its time held
+    lost_point: Point | None = None  # it, once the last generation had to go back to an older point
     final: Point | None = None
     interruptions: tuple[JobInterrupted, ...] = ()
     finished: bool = False
@@ -146,6 +147,13 @@ class JobState:
     def back_to(self) -> Point | None:
         """What is newer is not to be relied on, where the last generation is rolled back."""
         return None if self.rolled_back is None else self.rolled_back.to
+
+    @property
+    def known_point(self) -> Point | None:
+        """Return the newest point that every rank is known to have had: training must not silently start before it."""
+        if self.lost_point is None or self.generation is None:
+            return self.committed_point
+        return self.generation.restore
 
     @property
     def is_in_doubt(self) -> bool:
@@ -207,9 +215,10 @@ class JobState:
                     del self.seats[node]
                 self.generation, self.causes, self.rolled_back = record, (), None
                 if self.committed_point is not None and not is_on_line(self.committed_point, record):
-                    self.committed_point = None  # all copies were damaged, and older points were gone back to
+                    # All copies were damaged. Whose disks hold the older point is known with the next save.
+                    self.committed_point, self.lost_point = None, self.committed_point
             case PointCommitted():
-                self.committed_point = record.point
+                self.committed_point, self.lost_point = record.point, None
             case RolledBack():
                 self.rolled_back = record
             case TrainingFinished():
@@ -248,7 +257,8 @@ class JobState:
             if number_of(grant.node) > 0:
                 self.replacements[root_of(grant.node)] = number_of(grant.node)
         self.generation = GenerationCommitted(*msgspec.structs.astuple(record.generation))
-        self.committed_point, self.final, self.rolled_back = None, record.final, None
+        self.committed_point, self.lost_point = None, None
+        self.final, self.rolled_back = record.final, None
 
     def _start_term(self, record: TermStarted) -> None:
         self.term, self.boot_id = record.term, record.boot_id
@@ -283,6 +293,8 @@ class JobState:
             yield TermStarted(self.term, self.boot_id, 0.0)
         for seat in self.seats.values():
             yield from _seat_records(seat)
+        if self.lost_point:
+            yield PointCommitted(self.lost_point)  # before the generation, which loses it
         if self.generation:
             yield self.generation
         for root, number in self.replacements.items():  # after the generation, which forgets whom they supersede
