@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from samebits.errors import JobInterruptedError
 from samebits.ops.local_processes import send_signal
@@ -83,8 +84,7 @@ class Side:
 
     @property
     def port(self) -> int:
-        kept = json.loads((self.job.log_dir / "start.json").read_text())
-        return int(kept["environment"].get("SCHED_PORT", 8118))
+        return int(self._kept().get("environment", {}).get("SCHED_PORT", 8118))
 
     def say(self, what: str) -> None:
         self.story.append(f"{time.monotonic() - self.began:7.2f}  {what}")
@@ -212,7 +212,15 @@ class Side:
 
     @property
     def job_id(self) -> str:
-        return str(json.loads((self.job.log_dir / "start.json").read_text())["job"])
+        """The job's id; empty if it has none."""
+        return str(self._kept().get("job", ""))
+
+    def _kept(self) -> dict[str, Any]:
+        """Return how the job was started; empty if `run` was killed before it had kept that."""
+        try:
+            return dict(json.loads((self.job.log_dir / "start.json").read_text()))
+        except FileNotFoundError:
+            return {}
 
     def seated_in(self) -> set[str]:
         """Return the jobs that this folder's processes had a seat in, by their logs."""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from samebits.errors import JobInterruptedError
+from samebits.errors import JobInterruptedError, JobStoppedError
 from samebits.ops.job_view import JobView
-from tests.ops.shell_job import UNTIL_TOLD, WAIT_S, Shell, ShellJob
+from tests.ops.shell_job import POLL_S, UNTIL_TOLD, WAIT_S, Shell, ShellJob
 from tests.service.house import remove_folder
 
 pytestmark = pytest.mark.system
@@ -134,3 +134,30 @@ def test_where_asked_for_all_dies_with_the_supervisor(job: ShellJob) -> None:
     started = job.identities()
     assert set(started) == {"scheduler", "worker_0", "worker_1.1", "worker_2"}
     assert all(identity.wait_for_exit(WAIT_S) for identity in started.values())
+
+
+def test_a_scheduler_that_cannot_start_is_reported_once_and_the_job_can_be_stopped(job: ShellJob) -> None:
+    """RECOVERY_PATH is unusable for a while: training goes on, and stop reaches what starts all again."""
+    shell = job.run(*UNTIL_TOLD, **SUPERVISED)
+    job.wait_training()
+    recovery = job.folder / "recovery"
+    recovery.chmod(0o1777)
+    job.kill("scheduler")
+    shell.wait_for(r"the scheduler \(pid \d+\) ended with status 71: .*others may write in it")
+    seen = {job.identity("scheduler")}
+    deadline = time.monotonic() + WAIT_S
+    while len(seen) < 3 and time.monotonic() < deadline:
+        seen.add(job.identity("scheduler"))
+        time.sleep(POLL_S)
+    recovery.chmod(0o700)
+    shell.wait_for(r"the scheduler is back\n")
+    assert len(seen) == 3 and shell.text.count("ended with status 71") == 1, shell.text
+    assert shell.text.count("the scheduler was started again") <= 2, shell.text
+    recovery.chmod(0o1777)
+    job.kill("scheduler")
+    shell.wait_for(r"(?s)is back\n.*ended with status 71: .*others may write in it")
+    stop = job.tool("stop")
+    assert stop.end() == 0, stop.text
+    assert f"the command that follows the job (pid {shell.process.pid}" in stop.text
+    assert shell.end() == JobStoppedError.exit_code, shell.text
+    assert job.running() == []

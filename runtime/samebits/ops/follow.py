@@ -409,7 +409,10 @@ class Follower:
         known = view.node(node_of(name)) if view is not None else None
         step = 0 if view is None else view.step if known is None else known.step
         seen = _observation(death, cause)
-        loss = Loss(sort_of(seen, self._causes), f"{seen.error} {death.status}", step)
+        sort = sort_of(seen, self._causes)
+        if name == SCHEDULER and sort is Sort.OWN:
+            sort = Sort.OUTSIDE  # its program is ours, not the script's, and training goes on meanwhile
+        loss = Loss(sort, f"{seen.error} {death.status}", step)
         said = f"{spoken(name)} ({identity}) {cause if is_failure else death}"
         said += f": {cause}" if cause and not is_failure else ""
         if self._discovery is not None and self._supervisor.holds and name != SCHEDULER:

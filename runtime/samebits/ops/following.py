@@ -98,6 +98,8 @@ class Following:
         self._clock_time = clock_time
         self._deaths = Deaths()
         self._scheduler_why = ""  # its death, as long as it is not said
+        self._failed_with = ""  # how the scheduler ended that was started last and never served
+        self._fails_alike = False  # and the one before it had ended in the same way, so that nothing is said again
         self._local: dict[str, _Local] = {}
         self._replaced: list[_Local] = []  # whose ends may be told after that of whoever was started in their place
         self._again: list[tuple[str, _Local]] = []  # names that were started again, with whom they named before
@@ -181,8 +183,9 @@ class Following:
 
     def linked(self) -> None:
         """The scheduler can be reached."""
-        if self._scheduler_gone and not self.is_closing:
+        if (self._scheduler_gone or self._fails_alike) and not self.is_closing:
             self._say("the scheduler is back")
+        self._failed_with, self._fails_alike = "", False
         self.is_linked = self._was_linked = True
         self._scheduler_gone = False
 
@@ -229,7 +232,9 @@ class Following:
             self._close(Verdict.unfinished(EndKind.FAILED, f"{why} (ENABLE_RECOVERY=0: the job ends)"), now, 0.0)
         elif self._workers_run():
             self._first_death = self._first_death or why
-            self._scheduler_why = why
+            how = f"{death}: {last_line}" if death.status is not None and last_line else ""
+            self._fails_alike, self._failed_with = bool(how) and how == self._failed_with, how
+            self._scheduler_why = "" if self._fails_alike else why
             self._deaths.hold(now)
 
     def stop_asked(self, by: str, now: float) -> None:
@@ -332,7 +337,8 @@ class Following:
         for name, before in due:
             self._again.remove((name, before))
             self._replaced.remove(before)
-            self._say(f"{self._title(name)} was started again (pid {self._local[name].identity.pid})")
+            if name != SCHEDULER or not self._fails_alike:
+                self._say(f"{self._title(name)} was started again (pid {self._local[name].identity.pid})")
 
     def _what_follows(self, alike: list[End], now: float) -> str:
         """What the others do meanwhile, and what the user can do; nothing where the job ends, or that was done."""

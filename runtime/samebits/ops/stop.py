@@ -7,6 +7,7 @@ the scheduler's alone where an engine has started them elsewhere. The one idea: 
 from __future__ import annotations
 
 import argparse
+import signal
 import time
 from collections.abc import Sequence
 
@@ -18,12 +19,15 @@ from samebits.ops.clean import memory_line
 from samebits.ops.draining import wait_until_left
 from samebits.ops.follow import Follower
 from samebits.ops.job_view import EndKind, Presence, stored_view
-from samebits.ops.local_processes import process_names, read_pid_files
+from samebits.ops.local_processes import process_names, read_pid_files, send_signal
 from samebits.ops.option_types import interval
+from samebits.ops.recover import look
 from samebits.ops.resizing import view_of
 from samebits.ops.scheduler_link import is_listening, stop_once
 from samebits.ops.stop_signals import Signals
+from samebits.ops.supervising import supervisor_of
 from samebits.scheduler_hosts import shown
+from samebits.store.process_identity import ProcessIdentity
 
 BY = "samebits stop"
 DRAIN_S = 60.0
@@ -52,6 +56,9 @@ def main(arguments: Sequence[str]) -> int:
     nodes = kept_start.nodes_of(settings.log_dir, settings)
     identities = read_pid_files(settings.log_dir, process_names(nodes)).values()
     runs_here, listens = any(identity.is_alive() for identity in identities), is_listening(settings)
+    supervisor = supervisor_of(settings.log_dir)
+    if supervisor is not None and not (listens and look(settings).scheduler_serves):
+        return _stop_supervisor(supervisor, settings)
     view = None if runs_here else stored_view(settings.recovery_path)
     if view is not None and view.job_finished:
         print(f"samebits: nothing to stop: {view} is finished at step {view.step}", flush=True)
@@ -78,6 +85,25 @@ def main(arguments: Sequence[str]) -> int:
     if memory:
         print(f"samebits: {memory}; `samebits clean` frees it")
     return 0 if verdict.kind in (None, EndKind.STOPPED) else verdict.exit_code
+
+
+def _stop_supervisor(supervisor: ProcessIdentity, settings: Settings) -> int:
+    """Have the process that starts again what dies end the job: without a scheduler nobody else could tell it.
+
+    Raises:
+        UsageError: it has not ended in time.
+    """
+    follower = f"the command that follows the job ({supervisor})"
+    print(f"samebits: no scheduler answers: {follower} is asked to end the job", flush=True)
+    send_signal(supervisor, signal.SIGTERM)
+    patience_s = settings.shutdown_timeout_s + END_S
+    if not supervisor.wait_for_exit(patience_s):
+        raise UsageError(
+            f"{follower} has not ended after {patience_s:g} s. Fix: look at what it prints, or end it with kill -9 and "
+            "call `samebits stop` again"
+        )
+    print(f"samebits: the job was stopped; {spelled('recover')} goes on from there", flush=True)
+    return 0
 
 
 def _drain(settings: Settings, timeout_s: float) -> None:

@@ -66,6 +66,23 @@ def supervisor_for(settings: Settings) -> Supervisor | None:
     return Supervisor(settings, Zygote(settings.log_dir)) if wanted else None
 
 
+def supervisor_of(log_dir: Path) -> ProcessIdentity | None:
+    """Return the process that holds the folder's supervisor lock; None if there is none that can be seen here.
+
+    The kernel is asked, by proc_locks(5), since nothing may be writable in the folder.
+    """
+    try:
+        lock = (log_dir / LOCK_FILE).stat()
+    except OSError:
+        return None
+    place = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
+    for line in Path("/proc/locks").read_text().splitlines():
+        match line.split():
+            case [_, "FLOCK", _, "WRITE", pid, where, *_] if where == place:
+                return ProcessIdentity.of(int(pid))
+    return None
+
+
 class Supervisor:
     """One follower's hand. All methods take ``now`` in monotonic seconds.
 
