@@ -194,6 +194,17 @@ def test_a_server_listens_on_the_sockets_that_it_inherits(addresses: list[str]) 
     address.check_free(addresses, port)
 
 
+def test_without_ipv4_this_machine_is_reached_by_ipv6(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert address.loopback() == "127.0.0.1"
+    monkeypatch.setattr(address, "is_local", lambda one: one == "::1")
+    assert address.loopback() == "::1"
+    assert address.listening("::1", 8118) == (["::1"], 8118)
+    with pytest.raises(ListenError, match=r"Fix: this machine has no IPv4, so export SCHED_HOST=::1$"):
+        address.listening("127.0.0.1", 8118)
+    with pytest.raises(ListenError, match=r"Fix: start the scheduler on that host, or set SCHED_BIND"):
+        address.listening("192.0.2.1", 8118)
+
+
 def test_an_inherited_socket_of_another_address_is_named() -> None:
     sockets = address.listen(["127.0.0.1", "127.0.0.2"], 0)
     port, other = address.port_of(sockets), sockets[1].fileno()

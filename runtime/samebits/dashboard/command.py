@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from samebits.config import Settings, is_loopback
 from samebits.dashboard.guard import Guard, action_token_of, others_token_of, token_of
 from samebits.errors import ListenError, SettingsError, UsageError
+from samebits.net.address import loopback
 from samebits.net.curve import cluster_keys
 from samebits.net.descriptors import raise_descriptor_limit
 from samebits.ops import kept_start
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--port", type=port, default=PORT, help=f"where to listen; 0 takes a free one (default {PORT})")
     parser.add_argument(
-        "--host", default="127.0.0.1", help="the address to listen on; beyond loopback the job needs a CLUSTER_SECRET"
+        "--host", default=loopback(), help="the address to listen on; beyond loopback the job needs a CLUSTER_SECRET"
     )
     parser.add_argument(
         "--linger",

@@ -21,6 +21,7 @@ from samebits.scheduler_hosts import NotHostsError
 
 BACKLOG = 4096
 _ATTEMPTS = 16
+_LOOPBACK, _LOOPBACK_V6 = "127.0.0.1", "::1"
 _SHOWN_CHARACTERS = 80
 _SCHEDULER = (
     "-m samebits scheduler",
@@ -79,9 +80,12 @@ def _local_or_raise(host: str, asked: str) -> list[str]:
         ) from None
     local = [address for address in addresses if is_local(address)]
     if not local:
+        here = loopback()
+        fix = "start the scheduler on that host, or set SCHED_BIND to the local address to listen on"
+        if here == _LOOPBACK_V6 and all(ipaddress.ip_address(one).is_loopback for one in addresses):
+            fix = f"this machine has no IPv4, so export SCHED_HOST={here}"
         raise ListenError(
-            f"{asked} is {', '.join(addresses)}, and none of these is an address of this machine: "
-            "start the scheduler on that host, or set SCHED_BIND to the local address to listen on"
+            f"{asked} is {', '.join(addresses)}, and none of these is an address of this machine. Fix: {fix}"
         )
     return local
 
@@ -105,14 +109,19 @@ def _is_free(place: Listening, held: Collection[tuple[str, int]]) -> bool:
     return True
 
 
+def loopback() -> str:
+    """Return the address under which this machine reaches itself: that of IPv6 only where it has no IPv4."""
+    return _LOOPBACK if is_local(_LOOPBACK) or not is_local(_LOOPBACK_V6) else _LOOPBACK_V6
+
+
 def is_local(address: str) -> bool:
     """Whether this literal address is one of this machine's."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((address, 0))
-        except OSError:
-            return False
+    except OSError:  # it is none, or the kernel has no such family
+        return False
     return True
 
 

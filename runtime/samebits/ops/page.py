@@ -15,6 +15,7 @@ from pathlib import Path
 from samebits import config
 from samebits.config import Settings
 from samebits.errors import StoreError
+from samebits.net.address import loopback
 from samebits.store import private
 
 LOG = "dashboard.log"
@@ -49,4 +50,7 @@ def start_beside(settings: Settings, folder: Path) -> str:
         return f"DASHBOARD_PORT={port}: no page: {error}"
     finally:
         os.close(log)
-    return f"the dashboard is at http://127.0.0.1:{port}/; {settings.log_dir / LOG} says more"
+    host = loopback()
+    return (
+        f"the dashboard is at http://{f'[{host}]' if ':' in host else host}:{port}/; {settings.log_dir / LOG} says more"
+    )

@@ -17,12 +17,11 @@ from pathlib import Path
 from samebits.config import Role, Settings
 from samebits.core.ready import Ended
 from samebits.errors import ListenError, SameBitsError, StoreError
-from samebits.net.address import free_port
+from samebits.net.address import free_port, loopback
 from samebits.service import log, status
 from samebits.service.scheduler import SchedulerService
 from samebits.store.aside import move_aside
 
-LOOPBACK = "127.0.0.1"
 END_S = 5.0  # what the journal's last record may take
 _TRIES = 3  # somebody may take the port that was free a moment ago
 
@@ -45,9 +44,9 @@ class SchedulerThread:
         for last in (*[False] * (_TRIES - 1), True):
             self.settings = replace(
                 settings,
-                sched_host=LOOPBACK,
+                sched_host=loopback(),
                 sched_bind=None,
-                sched_port=free_port([LOOPBACK]),
+                sched_port=free_port([loopback()]),
                 cluster_secret=secrets.token_hex(32),
                 cluster_secret_file=None,
             )

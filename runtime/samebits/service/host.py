@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from samebits.core.messages import Process
+from samebits.net.address import loopback as loopback
 from samebits.net.descriptors import raise_descriptor_limit as raise_descriptor_limit
 from samebits.store.process_identity import ProcessIdentity, host_id
 

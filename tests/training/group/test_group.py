@@ -40,6 +40,12 @@ def alone() -> Iterator[Group]:
     group.drop()
 
 
+def test_a_group_of_one_listens_where_it_is_told() -> None:
+    """A machine without IPv4 has no 127.0.0.1."""
+    with pytest.raises(RuntimeError, match=r"192\.0\.2\.1"):
+        form_alone(CPU, address="192.0.2.1")
+
+
 # --- its threads
 
 

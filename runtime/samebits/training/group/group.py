@@ -389,15 +389,20 @@ def form(
     return group.form()
 
 
-def form_alone(device: torch.device, *, refusal: str | None = None, backend: str | None = None) -> Group:
+def form_alone(
+    device: torch.device, *, address: str = _LOOPBACK, refusal: str | None = None, backend: str | None = None
+) -> Group:
     """The group of one that is installed from ``samebits.init()`` on, until the first generation's takes its place.
 
     Args:
         device: as :class:`Group` has it.
+        address: of this machine, for gloo, which listens also where there is nobody to wait for.
         backend: as :class:`Group` has it.
         refusal: as :class:`Group` has it; then a ``DistributedSampler`` that would ask for its size is refused as well.
     """
-    group = Group(device, 0, 1, _Alone(), name="this process alone", refusal=refusal, backend=backend).form()
+    group = Group(
+        *(device, 0, 1, _Alone()), name="this process alone", address=address, refusal=refusal, backend=backend
+    ).form()
     if refusal is not None:
         group.refuse_samplers()
     return group

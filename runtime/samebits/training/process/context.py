@@ -301,7 +301,10 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
         ending.departure = process.departure
         process.departure.install()
         process.group = alone or group.form_alone(
-            chosen, refusal=COLLECTIVE_TOO_EARLY, backend=settings.collective_backend
+            chosen,
+            address=host.loopback(),
+            refusal=COLLECTIVE_TOO_EARLY,
+            backend=settings.collective_backend,
         )
         process.publish_place()
         TorchrunCalls(lambda: None if process.generation else process.seat, is_spare).install()
@@ -334,7 +337,7 @@ def _prepare(settings: Settings, kind: str, info: bytes) -> tuple[Group | None, 
     numerics.describe(cpu)
     place = likely_place(settings)
     next_group = None if place is None else NextGroup(settings, cpu, place, info)
-    return group.form_alone(cpu, refusal=COLLECTIVE_TOO_EARLY), next_group
+    return group.form_alone(cpu, address=host.loopback(), refusal=COLLECTIVE_TOO_EARLY), next_group
 
 
 def _import_what_optimizers_need() -> None:
