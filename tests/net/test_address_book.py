@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.net.address_book import MAX_FILE_BYTES, AddressBook, addresses_now, read_file
+from samebits.net.address_book import MAX_FILE_BYTES, SAID_AT_ONCE, AddressBook, addresses_now, read_file
 from samebits.scheduler_hosts import NotHostsError
 
 PORT = 8118
@@ -112,6 +112,21 @@ def test_the_present_address_stays_if_the_file_still_has_it(tmp_path: Path) -> N
     assert read.book.present == B
     assert read.again("10.0.0.3\n")[0]
     assert read.book.present == C
+
+
+def test_a_file_that_changes_at_each_read_slows_the_search_and_is_reported_ever_less(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_text("10.0.0.1\n")
+    read = Read(tmp_path / "hosts")
+    said = 0
+    for number in range(2, 66):
+        content = "" if number % 2 else f"10.0.0.{number}\n"
+        said += bool(read.again(content)[1])
+        read.book.turn()
+    assert read.book.slowness(8) == 8
+    assert said == SAID_AT_ONCE + 3  # the 16th, 32nd and 64th
+    read.book.stays()
+    assert read.book.slowness(8) == 1
+    assert read.again("10.0.0.1\n") == (True, f"{read.path} names 10.0.0.1:8118 now")
 
 
 @pytest.mark.parametrize(

@@ -503,7 +503,7 @@ def test_doctor_and_prepare_name_the_variable_that_says_where_to_listen(
     assert main(["doctor"]) == 1
     out = capsys.readouterr().out
     assert ": SCHED_BIND=192.0.2.1 is 192.0.2.1, and none of these" in out
-    assert "Fix: as it says" in out
+    assert "Fix: start the scheduler on that host, or set SCHED_BIND" in out
     status, text = prepare_here(capsys)
     assert status == 75
     assert "SCHED_BIND=192.0.2.1 is 192.0.2.1, and none of these" in text

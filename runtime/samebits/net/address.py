@@ -228,14 +228,16 @@ def not_to_listen_on(surplus: socket.socket, wanted: Sequence[tuple[str, int]]) 
     host, port = place_of(surplus)
     places = ", ".join(f"{host}, port {port}" for host, port in wanted)
     return _not_inherited(
-        surplus.fileno(), f"listens on {host}, port {port}, and this job's scheduler is to listen on {places}"
+        surplus.fileno(),
+        f"listens on {host}, port {port}, and this job's scheduler is to listen on {places}",
+        "start it again if what SCHED_HOST names has just changed; else ",
     )
 
 
-def _not_inherited(number: int, what: str) -> ListenError:
+def _not_inherited(number: int, what: str, first: str = "") -> ListenError:
     return ListenError(
-        f"LISTEN_FDS: descriptor {number} {what}. Fix: `unset LISTEN_FDS`, or hand over TCP sockets that listen where "
-        "SCHED_HOST, SCHED_PORT and SCHED_BIND say"
+        f"LISTEN_FDS: descriptor {number} {what}. Fix: {first}`unset LISTEN_FDS`, or hand over TCP sockets that listen "
+        "where SCHED_HOST, SCHED_PORT and SCHED_BIND say"
     )
 
 

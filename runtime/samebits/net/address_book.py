@@ -24,6 +24,7 @@ from samebits.scheduler_hosts import (
 
 MAX_FILE_BYTES = 64 << 10
 MOST_SHOWN = 4
+SAID_AT_ONCE = 8  # notices of one search; of later ones each that is twice as far off as the one before
 
 
 def read_file(path: Path, port: int) -> tuple[SchedulerAddress, ...]:
@@ -85,6 +86,7 @@ class AddressBook:
         self._reader: threading.Thread | None = None
         self._read: tuple[SchedulerAddress, ...] | NotHostsError | None = None
         self._said = ""
+        self._changes = self._notices = 0  # since an address was the right one
         self._refusals: dict[SchedulerAddress, str] = {}
         self._all = addresses_in(host, port)
         if self._file is not None:
@@ -107,7 +109,7 @@ class AddressBook:
 
     def stays(self) -> None:
         """The present one was the right one."""
-        self._turns = 0
+        self._turns = self._changes = self._notices = 0
 
     def refuses(self, why: str) -> str:
         """The present one will not have this process; what all of them have said, once each did when last tried."""
@@ -146,14 +148,23 @@ class AddressBook:
             keeps = "the addresses it named before are kept" if self._all else "it is read again"
             text = f"{file_problem(self._file, read)}; meanwhile {keeps}"
             is_new, self._said = text != self._said, text
-            return False, text if is_new else ""
+            return False, self._noticed(text) if is_new else ""
         self._said = ""
         if read == self._all:
             return False, ""
         is_first, present = not self._all, self.present
         self._refusals.clear()
-        self._all, self._index, self._turns = read, read.index(present) if present in read else 0, 0
-        return True, "" if is_first else f"{self._file} names {', '.join(map(str, read))} now"
+        self._all, self._index = read, read.index(present) if present in read else 0
+        self._changes += 1
+        if self._changes == 1:  # else a file that changes at each read would keep the search at its fastest
+            self._turns = 0
+        return True, "" if is_first else self._noticed(f"{self._file} names {', '.join(map(str, read))} now")
+
+    def _noticed(self, text: str) -> str:
+        """Return the text if it is to be said; of a file that changes all the time ever fewer notices are."""
+        self._notices += 1
+        is_said = self._notices <= SAID_AT_ONCE or self._notices.bit_count() == 1
+        return text if is_said else ""
 
     def _read_and_wake(self, path: Path) -> None:
         self._read_file(path)
