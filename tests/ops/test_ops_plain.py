@@ -77,6 +77,26 @@ def test_kills_of_script_scheduler_and_launcher_begin_it_again_everywhere(job: S
     assert job.running() == []
 
 
+@pytest.mark.parametrize("spares", [0, 1])
+def test_three_kills_in_a_row_each_begin_it_again_on_every_seat(spares: int, job: ShellJob) -> None:
+    job.settings["SPARE_NUM"] = str(spares)
+    shell, known = started(job), set[int]()
+    for kill in range(3):
+        scripts = newest(job, 2 * (kill + 1), known)
+        os.kill(scripts[kill % 2].pid, signal.SIGKILL)
+    newest(job, 8, known)
+    assert prepared_processes(shell) == [], "a fork of one would run the bare script, without RANK"
+    (job.folder / "enough").touch()
+    assert shell.end() == 0, shell.text
+    assert job.running() == []
+
+
+def prepared_processes(shell: Shell) -> list[int]:
+    """The children of this supervisor that wait for orders to fork."""
+    children = Path(f"/proc/{shell.process.pid}/task/{shell.process.pid}/children").read_text().split()
+    return [int(pid) for pid in children if b"runtime.training.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+
+
 @pytest.mark.thorough
 def test_an_error_of_the_script_ends_the_job_with_its_line(job: ShellJob) -> None:
     shell = started(job, "--fail")

@@ -109,3 +109,11 @@ def test_a_forked_worker_is_what_a_plain_start_makes(nursery: Nursery) -> None:
     before = nursery.plain
     assert nursery.outcome(nursery.zygote.spawn)[0] == Death(status=0)
     assert nursery.plain == before + 1
+
+
+def test_a_plain_script_is_started_by_the_launcher_that_holds_its_seat(nursery: Nursery) -> None:
+    nursery.program = replace(nursery.program, environment={**nursery.program.environment, "PLAIN": "1"})
+    nursery.zygote.start(nursery.program)
+    nursery.zygote._answers(WAIT_S)
+    death, lines = nursery.outcome(nursery.zygote.spawn)
+    assert (nursery.plain, death.status) == (1, 64), lines  # the launcher refuses to start without its settings

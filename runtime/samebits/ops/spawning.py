@@ -82,12 +82,13 @@ class Program:
             return [self.interpreter, "-P", "-m", "samebits", "scheduler"]
         node = node_of(name) or ""
         if node not in self.elsewhere:
-            return self._worker()
+            return self.worker_words()
         told = {**config.kept_environment(self.environment), **self._identity(), "ROLE": "worker", "NODE_ID": node}
-        line = shell_line(self.folder, told, self._worker())
+        line = shell_line(self.folder, told, self.worker_words())
         return template_of(config.host_launch(self.environment)).filled(self.elsewhere[node], node, line)
 
-    def _worker(self) -> list[str]:
+    def worker_words(self) -> list[str]:
+        """Return the command of a worker on its own host."""
         words = self.way.words(self.interpreter, self.script, self.args)
         if config.is_plain(self.environment):  # a small process of ours holds the seat, and runs it
             return [self.interpreter, "-P", "-m", "samebits", "plain", "--", *words]

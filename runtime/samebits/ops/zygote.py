@@ -1,8 +1,7 @@
-"""Starting workers by a fork of a process that has imported everything already: this end of the zygote's link.
+"""Start workers by forking a process that has already imported torch: the supervisor's end of the link.
 
-Starting the zygote, ordering, and falling back on a plain start live here. The one idea: a zygote makes things faster
-and nothing else. Whatever is not exactly as it was started with (interpreter, folder, environment, a script and not a
-module), and whatever goes wrong with it, is a plain start.
+A zygote only saves time. If anything differs from what it was started with (interpreter, folder, environment, way), if
+a worker's command is not `python script args`, or if anything fails, the worker is started by ``spawning.spawn``.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ class Zygote:
         self._is_ready = False
 
     def start(self, program: Program) -> None:
-        """Start it, if it does not run: for workers of this program. It takes seconds until it is ready."""
-        if self._link is not None or program.way is not Way.SCRIPT or not sys.platform.startswith("linux"):
+        """Start the zygote for this program's workers, unless it runs; it takes seconds to become ready."""
+        if self._link is not None or not _is_forkable(program) or not sys.platform.startswith("linux"):
             return
         ours, its = fork_orders.pair()
         words = [program.interpreter, "-P", "-m", "samebits.training.zygote", str(its.fileno())]
@@ -106,6 +105,14 @@ class Zygote:
         if answer is None:
             self.end()  # else it might answer late, with a second process of this name
         return 0 if answer is None else answer.pid
+
+
+def _is_forkable(program: Program) -> bool:
+    """Return whether its workers' command is all that a fork can become: `python script args`.
+
+    A module, a program, and the launcher that holds a plain script's seat are other commands.
+    """
+    return program.worker_words() == Way.SCRIPT.words(program.interpreter, program.script, program.args)
 
 
 def shared(environment: Mapping[str, str]) -> dict[str, str]:
