@@ -66,7 +66,7 @@ train(state)
 def drilled(tmp_path: Path, text: str, *options: str) -> dict[str, Any]:
     """The report of a drill of this text in which everything is killed once."""
     (tmp_path / "train.py").write_text(text)
-    words = ["--faults", "all", "--kills", "1", "--every", "2", "--seed", "1", "--spares", "0", "--json", *options]
+    words = ["--faults", "all", "--kills", "1", "--seed", "1", "--spares", "0", "--json", *options]
     done = subprocess.run(
         [sys.executable, "-m", "samebits", "drill", *words, "--", "train.py"],
         cwd=tmp_path,

@@ -94,7 +94,7 @@ def test_three_kills_in_a_row_each_begin_it_again_on_every_seat(spares: int, job
 def prepared_processes(shell: Shell) -> list[int]:
     """The children of this supervisor that wait for orders to fork."""
     children = Path(f"/proc/{shell.process.pid}/task/{shell.process.pid}/children").read_text().split()
-    return [int(pid) for pid in children if b"runtime.training.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [int(pid) for pid in children if b"samebits.training.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.thorough

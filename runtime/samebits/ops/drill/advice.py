@@ -1,8 +1,8 @@
-"""What is wrong with a script whose bits do not survive, from what differs, what was warned of and how it is written.
+"""Say what is wrong with a script whose bits do not survive: from what differs, the warnings, and the script's text.
 
-Pure: here a script is a text, and nothing of it runs. The one idea: only what was seen is said. What differs where,
-and which fault lies before it, comes from the two jobs; that a variable, a sampler or a schedule is outside of the
-state stands in the script, with its line; and where neither points to a cause, that is said, with the usual ones.
+Pure: a script is a text here and never runs. Where the bits differ, and which fault came before, is known from the two
+jobs. A variable, a sampler or a schedule outside the state is found in the script, with its line. If neither points to
+a cause, the usual ones are listed.
 """
 
 from __future__ import annotations
@@ -90,14 +90,14 @@ def _are_unequal(events: Sequence[Event]) -> bool:
 
 
 def never_commits(outcome: Outcome) -> bool:
-    """Whether the job has trained, and told of no step before its end: such a script begins anew after every loss.
+    """Return whether the job trained without a commit before its end, so that every loss takes it back to step 0.
 
-    One that has finished must have trained long enough for a step to be noted; else nobody can tell.
+    A job that finished before a step was noted, within a second or so, is judged by its last step.
     """
     before = [event for event in outcome.events if event.kind not in _ENDS]
     is_noted = any(event.kind is Kind.STEP for event in before) or len(before) == len(outcome.events)
     has_trained = any(event.kind is Kind.TRAINING for event in before)
-    return has_trained and is_noted and not any(event.step for event in before)
+    return has_trained and (outcome.last_step == 0 or (is_noted and not any(event.step for event in before)))
 
 
 # ---- what stands in the script

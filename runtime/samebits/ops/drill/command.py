@@ -1,7 +1,6 @@
-"""``drill``: runs a script undisturbed, then under faults, and says whether it may be trusted.
+"""``drill``: run a script undisturbed, then under faults, and compare the two.
 
-Only the order of things and the words live here. The one idea: a drill proves what it compared and nothing else, so
-it says what it compared.
+The order of things and the report are here. A drill proves only what it compared, so the report names it.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import argparse
 import contextlib
 import random
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,11 @@ from samebits.ops.drill.compare import Compared, compare
 from samebits.ops.drill.faults import BY_LIBRARY
 from samebits.ops.drill.page import html_of
 from samebits.ops.drill.partition import INSIDE, OUTSIDE
-from samebits.ops.drill.plan import Fault, Planned, drawn, faults_of
+from samebits.ops.drill.plan import Fault, Planned, drawn, faults_of, steps_of
 from samebits.ops.drill.preloaded import NO_COMPILER, compiler_here
 from samebits.ops.drill.rehearsal import Outcome, Rehearsal, free_environment
 from samebits.ops.history_show import account, duration
-from samebits.ops.option_types import interval, whole
+from samebits.ops.option_types import whole
 from samebits.store import durable
 
 NAMES = ("undisturbed", "disturbed")
@@ -34,16 +33,15 @@ MOST_OFF, LEAST_OFF_S = 0.005, 1.0
 """How far an account may be from the time that was measured: a share of it, and never less than the drill may be late
 to see an event on a busy machine.
 """
-_INCOMPLETE = "drill INCOMPLETE: what was given was survived with equal bits, and not all that was planned was given"
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the subcommand; 0 where the script survived every fault with equal bits, else 1."""
+    """Run the subcommand; 0 if the script survived every fault with equal bits, else 1."""
     words = list(arguments)
     script = words[words.index("--") + 1 :] if "--" in words else []
     options = _parsed(words[: words.index("--")] if "--" in words else words, script)
     faults = faults_of(options.faults)
-    plan = drawn(faults, options.kills, options.every, options.seed)
+    plan = drawn(faults, options.kills, options.seed)
     if options.dry_run:
         print("\n".join(_plan_lines(plan, options, script)))
         return 0
@@ -53,13 +51,19 @@ def main(arguments: Sequence[str]) -> int:
     folder = Path(options.folder).resolve()
     if folder.exists():
         raise UsageError(f"--folder {folder}: it is there already. Fix: name another one, or remove it")
-    outcomes = [
-        _rehearse(folder / name, [str(path.resolve()), *script[1:]], options, faults_given)
-        for name, faults_given in (("undisturbed", []), ("disturbed", plan))
-    ]
-    undisturbed, disturbed = outcomes
-    ours, theirs = (folder / name / "ckpt_of_rank" for name in NAMES)
-    compared = compare(ours, theirs, disturbed.damaged)
+    say = _nothing if options.json else _say
+    absolute = [str(path.resolve()), *script[1:]]
+    say(f"1. {' '.join(script)} undisturbed: {_world(options)}; logs in {folder / 'undisturbed' / 'device'}")
+    undisturbed = _rehearsal(folder / "undisturbed", absolute, options, say).run()
+    if undisturbed.problem or never_commits(undisturbed):
+        disturbed, compared = Outcome(), Compared((), 0, 0)
+    else:
+        say(f"   it ended at step {undisturbed.last_step} after {duration(undisturbed.wall_s)}")
+        steps = steps_of(plan, undisturbed.last_step)
+        say(f"2. the same under {_counted_word(len(plan), 'fault')}; logs in {folder / 'disturbed' / 'device'}")
+        disturbed = _rehearsal(folder / "disturbed", absolute, options, say).run(plan, steps)
+        ours, theirs = (folder / name / "ckpt_of_rank" for name in NAMES)
+        compared = compare(ours, theirs, disturbed.damaged)
     advice = advise(Script(path.name, path.read_text(errors="replace")), compared, undisturbed, disturbed)
     told = report(undisturbed, disturbed, compared, options.seed, advice)
     durable.replace_note(folder / "drill.json", f"{strict_json.dumps(told, indent=1)}\n".encode())
@@ -79,8 +83,7 @@ def _parsed(words: Sequence[str], script: Sequence[str]) -> argparse.Namespace:
     )
     parser.add_argument("--faults", default="kill,scheduler", help="which, separated by commas (default %(default)s)")
     parser.add_argument("--kills", type=whole(most=10_000), default=5, help="how many faults (default %(default)s)")
-    parser.add_argument("--every", type=interval, default=10.0, help="seconds of training between them, about")
-    parser.add_argument("--seed", type=whole(), default=1, help="of their order, times and targets")
+    parser.add_argument("--seed", type=whole(), default=1, help="of their order, steps and targets")
     parser.add_argument("-n", "--workers", type=whole(1), default=2, help="workers (default %(default)s)")
     parser.add_argument("--spares", type=whole(), default=1, help="spares (default %(default)s)")
     parser.add_argument("--folder", default="drill", help="a new folder for both jobs and the report")
@@ -92,10 +95,27 @@ def _parsed(words: Sequence[str], script: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _rehearse(folder: Path, script: list[str], options: argparse.Namespace, plan: Sequence[Planned]) -> Outcome:
+def _rehearsal(folder: Path, script: list[str], options: argparse.Namespace, say: Callable[[str], None]) -> Rehearsal:
     start = ["-n", str(options.workers), "--spares", str(options.spares), *script]
     environment = free_environment(config.whole_environment()) | {"ENABLE_RECOVERY": "1"}
-    return Rehearsal(folder, start, environment, options.workers + options.spares, free_port()).run(plan)
+    size = options.workers + options.spares
+    return Rehearsal(folder, start, environment, size, free_port(), lambda text: say(f"   {text}"))
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _nothing(_: str) -> None:
+    """Say nothing: the report alone is printed."""
+
+
+def _world(options: argparse.Namespace) -> str:
+    return f"{_counted_word(options.workers, 'worker')}, {_counted_word(options.spares, 'spare')}"
+
+
+def _counted_word(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
 
 
 def free_port() -> int:
@@ -132,6 +152,7 @@ def report(
         "difference": compared.difference,
         "first_step": compared.first_step,
         "differing": [f"rank {one.slot}: {one.name}" for one in compared.differing[:100]],
+        "differing_ranks": sorted({one.slot for one in compared.differing}),
         "compared": {"steps": list(compared.steps), "ranks": compared.slots, "tensors": compared.tensors},
         "faults": [one.plain() for one in disturbed.injected],
         "not_injected": [{"fault": str(one.fault), "why": one.why} for one in disturbed.not_injected],
@@ -153,7 +174,7 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
     """The verdict for people."""
     compared, faults = told["compared"], told["faults"]
     lines = [
-        {"passed": "drill passed", "failed": "drill FAILED", "incomplete": _INCOMPLETE}[told["verdict"]],
+        _verdict(told),
         f"faults: {len(faults)} ({_counted(faults)}); seed {told['seed']}",
         "survived: yes" if told["survived"] else f"survived: no: {told['problem']}",
     ]
@@ -188,6 +209,18 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
     return [*lines, where]
 
 
+def _verdict(told: dict[str, Any]) -> str:
+    given = _counted_word(len(told["faults"]), "fault")
+    match told["verdict"]:
+        case "passed":
+            return f"drill PASSED: {given}, and every weight that was compared has the bits of the undisturbed run"
+        case "incomplete":
+            missing = _counted_word(len(told["not_injected"]), "fault")
+            return f"drill INCOMPLETE: {given} survived with equal bits, but {missing} could not be given"
+        case _:
+            return f"drill FAILED after {given}: the lines below say what differs, and what to change"
+
+
 def _counted(faults: Sequence[dict[str, Any]]) -> str:
     kinds = sorted({one["fault"] for one in faults})
     return ", ".join(f"{kind} {sum(one['fault'] == kind for one in faults)}" for kind in kinds) or "none"
@@ -195,12 +228,11 @@ def _counted(faults: Sequence[dict[str, Any]]) -> str:
 
 def _plan_lines(plan: Sequence[Planned], options: argparse.Namespace, script: Sequence[str]) -> list[str]:
     lines = [
-        f"1. {' '.join(script)} undisturbed, in {options.folder}/undisturbed: {options.workers} workers, "
-        f"{options.spares} spares",
-        f"2. the same in {options.folder}/disturbed, with {len(plan)} faults:",
+        f"1. {' '.join(script)} undisturbed, in {options.folder}/undisturbed: {_world(options)}",
+        f"2. the same in {options.folder}/disturbed, with {_counted_word(len(plan), 'fault')}:",
     ]
     lines += [
-        f"   {number}. after {one.after_s:.1f} s of training: {one.fault.text}" for number, one in enumerate(plan, 1)
+        f"   {number}. after {one.share:.0%} of its steps: {one.fault.text}" for number, one in enumerate(plan, 1)
     ]
     if compiler_here() is None and (lacking := sorted({one.fault for one in plan} & BY_LIBRARY)):
         lines.append(f"   not possible here: {', '.join(lacking)}: {NO_COMPILER}")

@@ -1,11 +1,14 @@
-"""Whether two jobs hold the same bits: their checkpoints, tensor by tensor, at every step that both kept.
+"""Compare the checkpoints of two jobs bit by bit: tensor by tensor, at every step that both kept.
 
-Reading and comparing live here; nothing is judged by a tolerance, and what a difference comes from is ``advice``'s to
-say. The one idea: bytes are equal or they are not, and the first step and what differs there say more than a yes or no.
+There is no tolerance. The causes of a difference are ``advice``'s subject.
+
+A rank's random number generators are a case of their own. One that the script has not seeded begins with other numbers
+in every run, whatever happens to the job, so it is judged only from a step on at which both jobs had it alike.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +18,12 @@ from samebits.errors import CheckpointError
 from samebits.store import checkpoint
 from samebits.store.checkpoint import EntryState
 
-MOST_NAMED = 1000
+_GENERATOR = re.compile(r"(?:state\.)?(own\.rng\.\w+)")
 
 
 @dataclass(frozen=True, slots=True)
 class Differing:
-    """Something of a rank that is not the same in both jobs: a tensor, or (``is_tensor`` False) another value."""
+    """Something of a rank that differs between the jobs: a tensor or a generator, or (``is_tensor`` False) a value."""
 
     slot: int
     name: str
@@ -65,7 +68,7 @@ def compare(undisturbed: Path, disturbed: Path, damaged: Collection[Path] = ()) 
     newest = max(step for step, _ in ours), max(step for step, _ in theirs)
     if newest[0] != newest[1]:
         return Compared(tuple(steps), slots, 0, f"one job ended at step {newest[0]}, the other at step {newest[1]}")
-    tensors, equal_until = 0, 0
+    tensors, equal_until, alike = 0, 0, set[Differing]()
     for step in steps:
         differing: list[Differing] = []
         for slot in sorted(slot for found, slot in ours if found == step and (step, slot) in theirs):
@@ -73,27 +76,49 @@ def compare(undisturbed: Path, disturbed: Path, damaged: Collection[Path] = ()) 
                 one, other = (checkpoint.read(checkpoint.point_in(side[step, slot])) for side in (ours, theirs))
             except CheckpointError as error:
                 return Compared(tuple(steps), slots, tensors, f"step {step}, rank {slot}: {error}", step, equal_until)
-            found = list(_differing(slot, one, other))
-            tensors += len(one.tensors) - sum(each.is_tensor for each in found)
-            differing += found
+            odd, even = _generators(slot, one, other)
+            differing += [*_differing(slot, one, other), *(each for each in odd if each in alike)]
+            alike |= even
+            tensors += len(one.tensors) - sum(each.slot == slot and each.is_tensor for each in differing)
         if any(one.is_tensor for one in differing):
             named = next(one for one in differing if one.is_tensor)
-            text = f"tensor {named.name} of rank {named.slot} differs at step {step}"
-            more = tuple(differing[:MOST_NAMED])
-            return Compared(tuple(steps), slots, tensors, text, step, equal_until, more)
+            what = "generator" if _GENERATOR.fullmatch(named.name) else "tensor"
+            text = f"{what} {named.name} of rank {named.slot} differs at step {step}"
+            return Compared(tuple(steps), slots, tensors, text, step, equal_until, tuple(differing))
         equal_until = step
     return Compared(tuple(steps), slots, tensors)
 
 
 def _differing(slot: int, one: checkpoint.Checkpoint, other: checkpoint.Checkpoint) -> Iterator[Differing]:
+    """All that differs, but for the generators."""
     for name in sorted(one.tensors.keys() | other.tensors.keys()):
         mine, yours = one.tensors.get(name), other.tensors.get(name)
-        if mine is None or yours is None or bytes(mine.data) != bytes(yours.data):
+        is_equal = mine is not None and yours is not None and bytes(mine.data) == bytes(yours.data)
+        if not is_equal and not _GENERATOR.match(name):
             yield Differing(slot, name)
     values, others = dict(_leaves(one.tree)), dict(_leaves(other.tree))
     for name in sorted(values.keys() | others.keys()):
-        if values.get(name) != others.get(name):
+        if values.get(name) != others.get(name) and not _GENERATOR.match(name):
             yield Differing(slot, name, is_tensor=False)
+
+
+def _generators(
+    slot: int, one: checkpoint.Checkpoint, other: checkpoint.Checkpoint
+) -> tuple[set[Differing], set[Differing]]:
+    """The rank's generators whose states differ, and those whose states are equal."""
+    mine, yours = _states(one), _states(other)
+    odd = {name for name in mine.keys() | yours.keys() if mine.get(name) != yours.get(name)}
+    return {Differing(slot, name) for name in odd}, {Differing(slot, name) for name in mine.keys() - odd}
+
+
+def _states(point: checkpoint.Checkpoint) -> dict[str, dict[str, str]]:
+    """Each generator's state, by the generator's name."""
+    found: dict[str, dict[str, str]] = {}
+    tensors = ((name, bytes(part.data).hex()) for name, part in point.tensors.items() if _GENERATOR.match(name))
+    for name, content in (*tensors, *_leaves(point.tree)):
+        if (match := _GENERATOR.match(name)) is not None:
+            found.setdefault(match[1], {})[name] = content
+    return found
 
 
 def _leaves(tree: Any, above: str = "") -> Iterator[tuple[str, str]]:

@@ -51,7 +51,7 @@ class Tools:
     def made(cls, folder: Path, faults: set[Fault], port: int, environment: Mapping[str, str]) -> Tools:
         """Those that these faults need, for a job in this folder that has this environment and is given the tools'."""
         tools = cls()
-        if faults & _BY_ORDER:
+        if faults:
             tools.orders = Orders(folder / "inside")
             tools.environment["PYTHONPATH"] = _before(str(tools.orders.folder), environment.get("PYTHONPATH"))
         if Fault.PARTITION in faults:
@@ -79,7 +79,6 @@ def _before(first: str, others: str | None) -> str:
     return f"{first}:{others}" if others else first
 
 
-_BY_ORDER = {Fault.HELD_GIL, Fault.OOM, Fault.BITFLIP_MEMORY, Fault.CLOCK_JUMP}
 BY_LIBRARY = {Fault.DISK_FULL, Fault.CLOCK_JUMP}
 
 
@@ -87,9 +86,10 @@ BY_LIBRARY = {Fault.DISK_FULL, Fault.CLOCK_JUMP}
 class Scene:
     """What a fault is given to, at the moment when it is due.
 
-    ``members`` are the names of the workers that train, by their slots; ``slots`` says which each has. ``events`` are
-    the job's so far; ``wait`` returns once they satisfy what it is given, False where they never will. ``leave`` ends
-    whoever would bring back at once what is gone.
+    ``members`` are the names of the workers that train, by their slots; ``slots`` says which each has. All of them
+    wait at a commit until ``let_go`` is called, which is when the fault has struck. ``events`` are the job's so far;
+    ``wait`` returns once they satisfy what it is given, False if they never will. ``leave`` ends the followers, which
+    would bring back at once what is gone.
     """
 
     folder: Path
@@ -103,6 +103,7 @@ class Scene:
     events: Callable[[], list[Event]]
     wait: Callable[[Callable[[list[Event]], bool]], bool]
     leave: Callable[[], None]
+    let_go: Callable[[], None]
 
     @property
     def target(self) -> str:
@@ -143,6 +144,7 @@ def _signal(scene: Scene, names: Sequence[str], number: signal.Signals) -> str:
     hit = [name for name in names if name in scene.running and send_signal(scene.running[name], number)]
     if not hit:
         raise ImpossibleError(f"{', '.join(names)} had ended before the signal")
+    scene.let_go()
     return f"{number.name} to {', '.join(f'{name} (pid {scene.running[name].pid})' for name in hit)}"
 
 
@@ -241,6 +243,7 @@ def _forget_memory(scene: Scene, names: Sequence[str], is_too_late: Callable[[li
 def _held_gil(scene: Scene) -> Given:
     lost = _until_loss(scene)
     did = _orders(scene).give(scene.identity, "hold", seconds=round(scene.lease_s + HOLD_LONGER_S))
+    scene.let_go()
     lost()
     return Given(scene.target, f"pid {scene.identity.pid} {did}")
 
@@ -249,6 +252,7 @@ def _oom(scene: Scene) -> Given:
     orders, limit = _orders(scene), MemoryLimit(scene.identity.pid)
     try:
         did = orders.give(scene.identity, "eat", limit=limit.name)
+        scene.let_go()
         scene.identity.wait_for_exit(GONE_S)
     finally:
         limit.close()
@@ -278,6 +282,7 @@ def _partition(scene: Scene) -> Given:
         count = line.cut(scene.identity.pid)
         if not count:
             raise ImpossibleError(f"no connection of {scene.target} to the scheduler was found")
+        scene.let_go()
         lost()
     finally:
         line.mend()
@@ -292,6 +297,7 @@ def _disk_full(scene: Scene) -> Given:
     assert library is not None, "else it is impossible"
     refused, said = library.refused, _said(scene.folder, _NOT_SAVED)
     library.set(is_full=True)
+    scene.let_go()
     try:
         until = time.monotonic() + FULL_S
         while time.monotonic() < until and _said(scene.folder, _NOT_SAVED) == said:
@@ -319,6 +325,7 @@ def _clock_jump(scene: Scene) -> Given:
         seen_s = read - time.time()
         if abs(seen_s - ahead_s) > 60:
             raise ImpossibleError(f"{scene.target} reads the true time: the library has no effect there")
+        scene.let_go()
         time.sleep(JUMP_S)
     finally:
         library.set()

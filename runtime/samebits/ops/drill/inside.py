@@ -1,11 +1,12 @@
-"""What a drill's own processes do to themselves when they are told to; a copy of this file runs in each, not this one.
+"""What the processes of a drill do when they are ordered to; a copy of this file runs in each of them, not this one.
 
-The drill copies this file into its folder as ``sitecustomize.py`` and puts that folder first on the job's PYTHONPATH,
-so it is loaded by Python's own ``site`` before the script, and needs nothing but the standard library. Here live the
-faults that only the process itself can meet: a bit of its parameters, its interpreter held, its memory used up. Nothing
-happens but at the signal SIGRTMAX with an order beside this file, so a job outside of a drill can never be told so. The
-one idea: the handler of a signal runs in the main thread between two lines of the script, which is where a real fault
-of this kind strikes, and what was done is written down before it is done.
+The drill copies this file into its folder as ``sitecustomize.py`` and puts that folder first on the job's PYTHONPATH.
+So Python's own ``site`` loads it before the script, and it needs nothing but the standard library.
+
+Faults that only the process itself can meet (a bit of its parameters, its interpreter held, its memory used up) are
+given at the signal SIGRTMAX, if an order lies beside this file. The handler of a signal runs in the main thread between
+two lines of the script, where such a fault strikes, and writes what it does before it does it. And every rank waits at
+the commit that the drill names, so that a fault meets a script of any speed at the step that was drawn.
 """
 
 from __future__ import annotations
@@ -15,24 +16,32 @@ import gc
 import importlib.machinery
 import importlib.util
 import json
+import mmap
 import os
 import resource
 import signal
+import struct
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 LEFT_BYTES = 64 << 20  # so much more a process gets that is to run out of memory
 CHUNK_BYTES = 1 << 20
+HOLD_FILE, STEP = "hold", struct.Struct("=q")  # the step at which to wait; 0: none
+MOST_HELD_S = 120.0  # if the drill is gone
+_HELD_LOOK_S = 0.005
+_STATES = "samebits.training.state.base_state"
 
 
 def main() -> None:
     """Listen for orders, and give way to the ``sitecustomize`` that this one hides."""
     signal.signal(signal.SIGRTMAX, _take)
     signal.siginterrupt(signal.SIGRTMAX, False)
+    sys.meta_path.insert(0, _StatesFinder())
     elsewhere = [place for place in sys.path if Path(place or ".").resolve() != HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", elsewhere)
     if spec is not None and spec.loader is not None:
@@ -50,9 +59,61 @@ def _take(_: int, __: FrameType | None) -> None:
 
 
 def _did(text: str) -> None:
-    path = HERE / f"did-{os.getpid()}.txt"
+    _write(HERE / f"did-{os.getpid()}.txt", text)
+
+
+def _write(path: Path, text: str) -> None:
     path.with_suffix(".tmp").write_text(text)
     path.with_suffix(".tmp").replace(path)
+
+
+class _StatesFinder:
+    """Makes commits wait once the module of states is imported, which happens in workers alone."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, _: ModuleType | None = None) -> Any:
+        """Find that module as Python does, and no other."""
+        if name != _STATES:
+            return None
+        spec: Any = importlib.machinery.PathFinder.find_spec(name, path)
+        execute = spec.loader.exec_module
+
+        def execute_and_wait(module: ModuleType) -> None:
+            execute(module)
+            _wait_at_commits(vars(module)["State"])
+
+        spec.loader.exec_module = execute_and_wait
+        return spec
+
+
+def _wait_at_commits(states: Any) -> None:
+    """Have the look at the membership, with which every commit ends, return only when the drill lets it."""
+    look = states.check_host_updates
+    with (HERE / HOLD_FILE).open("rb") as file:
+        asked = mmap.mmap(file.fileno(), STEP.size, access=mmap.ACCESS_READ)
+    given_up = 0
+
+    def check_host_updates(state: Any) -> None:
+        nonlocal given_up
+        look(state)
+        (at,) = STEP.unpack(asked)
+        step = state.completed_steps - state.uncommitted_steps
+        if not 0 < at <= step or at == given_up:
+            return
+        held = HERE / f"held-{os.getpid()}.txt"
+        _write(held, f"{at} {step}")
+        deadline = time.monotonic() + MOST_HELD_S
+        try:
+            while STEP.unpack(asked)[0] == at:
+                if time.monotonic() > deadline:
+                    given_up = at
+                    return
+                time.sleep(_HELD_LOOK_S)
+                look(state)  # raises as soon as a member is lost
+        finally:
+            held.unlink()
+
+    states.check_host_updates = check_host_updates
 
 
 def _tell_time(_: dict[str, Any]) -> None:

@@ -1,14 +1,18 @@
-"""Telling a process of the drill to do something to itself: an order in a file, a signal, and what it says it did.
+"""Orders to the processes of a drill: to do something to themselves, or to wait at a commit.
 
-The telling lives here; what a process then does is ``inside``'s. The one idea: a process is told nothing before the
-kernel says that it handles the signal, which would otherwise end it.
+What a process then does is in ``inside``. An order to do something is a file and a signal, which is sent only if the
+kernel says that the process handles it: the signal would end any other process. The commit at which all ranks wait is
+a number in memory that they share with the drill.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import signal
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from samebits.ops.drill import inside
@@ -22,12 +26,32 @@ _LOOK_S = 0.02
 
 
 class Orders:
-    """To the processes of one job, by a folder that is first on their PYTHONPATH; it is made here."""
+    """To the processes of one job, through a folder that is first on their PYTHONPATH; it is made here."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(mode=0o700)
         durable.replace_note(folder / "sitecustomize.py", Path(inside.__file__).read_bytes())
+        with os.fdopen(durable.create(folder / inside.HOLD_FILE, is_read_too=True), "r+b") as file:
+            file.write(inside.STEP.pack(0))
+            file.flush()
+            self._hold = mmap.mmap(file.fileno(), inside.STEP.size)
+
+    def hold_at(self, step: int) -> None:
+        """Have every rank wait at its first commit from ``step`` on, and let go those that wait; 0: none waits."""
+        self._hold[:] = inside.STEP.pack(step)
+
+    def held(self, pids: Iterable[int]) -> dict[int, int]:
+        """Return those of these processes that wait, each with the step that it has committed."""
+        found: dict[int, int] = {}
+        for pid in pids:
+            try:
+                asked, step = map(int, (self.folder / f"held-{pid}.txt").read_text().split())
+            except (FileNotFoundError, ValueError):
+                continue
+            if asked == inside.STEP.unpack(self._hold)[0]:
+                found[pid] = step
+        return found
 
     def give(self, identity: ProcessIdentity, do: str, **more: object) -> str:
         """Have the process do so, and return what it says it did, which may be before it is done.

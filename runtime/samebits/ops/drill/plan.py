@@ -1,7 +1,7 @@
-"""Which fault, on whom, and when: drawn from a seed, so that a drill can be had again.
+"""The faults of a drill, their steps and their targets, drawn from a seed so that a drill can be repeated.
 
-Only the drawing and the names live here; how a fault is given is ``faults``'. The one idea: a target is drawn as a
-number and becomes a process when the fault is due, since nobody knows before who the members will be then.
+A step is drawn as a share of the steps that the undisturbed job took, and a target as a number, because neither the
+length of the job nor its members at that step are known in advance.
 """
 
 from __future__ import annotations
@@ -53,6 +53,11 @@ class Fault(enum.StrEnum):
         """By what the job shows that it has met it."""
         return _FAULTS[self][1]
 
+    @property
+    def needs_steps(self) -> bool:
+        """Whether the job meets it only in later steps, so that none of them may wait for the next fault."""
+        return self in (Fault.DISK_FULL, Fault.BITFLIP_MEMORY)
+
 
 _FAULTS = {
     Fault.KILL: ("kill -9 of a worker", Notice.LOSS),
@@ -76,10 +81,10 @@ _FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One fault: ``after_s`` seconds of training after the one before, on the member that ``draw`` in [0, 1) picks."""
+    """One fault, after a ``share`` in (0, 1) of the job's steps, on the member that ``draw`` in [0, 1) picks."""
 
     fault: Fault
-    after_s: float
+    share: float
     draw: float
 
     def pick(self, members: Sequence[str]) -> str:
@@ -100,12 +105,33 @@ def faults_of(text: str) -> list[Fault]:
     return [Fault(name) for name in names]
 
 
-def drawn(faults: Sequence[Fault], count: int, every_s: float, seed: int) -> list[Planned]:
-    """``count`` faults, each kind as often as the others, in an order and at times that the seed decides."""
+def drawn(faults: Sequence[Fault], count: int, seed: int) -> list[Planned]:
+    """Draw ``count`` faults, all kinds equally often, spread over the job in an order that the seed decides."""
     rng = random.Random(seed)
     kinds = [faults[number % len(faults)] for number in range(count)]
     rng.shuffle(kinds)
-    return [Planned(kind, round(every_s * rng.uniform(0.5, 1.5), 3), rng.random()) for kind in kinds]
+    return [
+        Planned(kind, (number + rng.uniform(0.25, 0.75)) / count, rng.random()) for number, kind in enumerate(kinds)
+    ]
+
+
+def steps_of(plan: Sequence[Planned], last_step: int) -> list[int]:
+    """Return the step of each fault in a job that ends at ``last_step``: rising, and at least one step is left.
+
+    Raises:
+        UsageError: the job is too short for so many faults.
+    """
+    if last_step <= len(plan):
+        raise UsageError(
+            f"the script ends at step {last_step}, too early for --kills {len(plan)}: every fault needs a step of its "
+            f"own before the last. Fix: train for 60 steps or more, or drill with --kills {max(0, last_step - 1)}"
+        )
+    steps: list[int] = []
+    for number, one in enumerate(plan):
+        latest = last_step - (len(plan) - number)
+        step = 1 + int(one.share * (last_step - 1))
+        steps.append(max(steps[-1] + 1 if steps else 1, min(step, latest)))
+    return steps
 
 
 def host_of(members: Sequence[str], draw: float) -> list[str]:

@@ -1,7 +1,7 @@
 """One job of a drill: started as a user starts it, disturbed, brought back as a user brings it back.
 
-Processes and waiting live here. The one idea: the job's events say when it trains, so a fault is given only to a job
-that trains, and is over when the job trains again; nothing is timed that an event can tell.
+A fault is given when every rank waits at the commit that was drawn for it, and is over when the job's events say that
+it trains again. No fault is placed by a clock, so a job of any length and speed meets all of them.
 """
 
 from __future__ import annotations
@@ -53,6 +53,15 @@ class Injected:
         """For JSON."""
         return {**{name: getattr(self, name) for name in self.__slots__}, "fault": str(self.fault)}
 
+    def __str__(self) -> str:
+        if self.recovered_s is None:
+            after = "the job did not train again"
+        else:
+            after = (
+                f"all ranks trained again after {self.recovered_s:.1f} s" if self.recovered_s else "training went on"
+            )
+        return f"{self.fault}, at step {self.step}: {self.did}; {after}"
+
 
 @dataclass(frozen=True, slots=True)
 class NotInjected:
@@ -61,10 +70,13 @@ class NotInjected:
     fault: Fault
     why: str
 
+    def __str__(self) -> str:
+        return f"{self.fault}: not given: {self.why}"
+
 
 @dataclass(slots=True)
 class Outcome:
-    """How a job of the drill went; ``problem`` is empty where it finished.
+    """How a job of the drill went; ``problem`` is empty if it finished.
 
     ``damaged`` are checkpoints in which the drill has changed a bit; ``said`` what its workers have warned of;
     ``seen_s`` how long it lasted from its first event to its last, by the drill's own clock (None: there was none).
@@ -79,6 +91,18 @@ class Outcome:
     seen_s: float | None = None
     problem: str = ""
 
+    @property
+    def last_step(self) -> int:
+        """The step at which the job ended; 0 if it committed none."""
+        return max((event.step for event in self.events), default=0)
+
+    def add(self, one: Injected | NotInjected) -> None:
+        """Take in what became of a planned fault."""
+        if isinstance(one, Injected):
+            self.injected.append(one)
+        else:
+            self.not_injected.append(one)
+
 
 class Rehearsal:
     """One job in a folder of its own.
@@ -89,20 +113,29 @@ class Rehearsal:
         environment: of all its processes.
         size: how many workers and spares there are to be.
         port: where its scheduler is to be reached.
+        say: takes a sentence for each fault, as soon as it is over.
     """
 
     def __init__(
-        self, folder: Path, start: Sequence[str], environment: Mapping[str, str], size: int, port: int
+        self,
+        folder: Path,
+        start: Sequence[str],
+        environment: Mapping[str, str],
+        size: int,
+        port: int,
+        say: Callable[[str], None],
     ) -> None:
         self._folder, self._environment, self._size = folder, dict(environment), size
+        self._say = say
         self._start, self._port = ["--sched-port", str(port), *start], port
         self._followers: list[subprocess.Popen[bytes]] = []
         self._whole_at = 0.0
         self._answered = 0  # ends of the job after which the drill brings it back
         self._tools = Tools()
+        self._damaged: set[Path] = set()
 
-    def run(self, plan: Sequence[Planned]) -> Outcome:
-        """Start it, give it the faults, and see it to its end; whatever still runs then is ended."""
+    def run(self, plan: Sequence[Planned] = (), steps: Sequence[int] = ()) -> Outcome:
+        """Start it, give it the faults at these steps, and see it to its end; whatever still runs then is ended."""
         self._folder.mkdir(mode=0o700, parents=True)
         outcome, began = Outcome(), time.monotonic()
         kinds = {planned.fault for planned in plan}
@@ -110,19 +143,23 @@ class Rehearsal:
         self._environment.update(self._tools.environment)
         span = Span(self._folder / "recovery")
         try:
+            goes_on = True
+            self._hold_at(steps[0] if steps else 0)
             self._follow(["run", *self._start])
-            for planned in plan:
-                if not self._wait_for_training(planned.after_s) or not self._inject(planned, outcome):
-                    break
-            late = plan[len(outcome.injected) + len(outcome.not_injected) :]
-            outcome.not_injected += [NotInjected(one.fault, "the job was over before it was due") for one in late]
+            for number, (planned, step) in enumerate(zip(plan, steps, strict=True), 1):
+                goes_on = goes_on and self._wait(self._all_wait)
+                one = self._inject(planned, [*steps, 0][number]) if goes_on else self._missed(planned, step)
+                goes_on = goes_on and (isinstance(one, NotInjected) or one.recovered_s is not None)
+                outcome.add(one)
+                self._say(f"fault {number} of {len(plan)}, {one}")
+            self._hold_at(0)
             self._wait(self._is_over)
         finally:
             outcome.wall_s = time.monotonic() - began
             self._end()
             self._tools.close()
             outcome.seen_s = span.close()
-        outcome.events = self._events()
+        outcome.events, outcome.damaged = self._events(), self._damaged
         outcome.said = warnings_in(self._folder / "device")
         outcome.problem = self._problem(outcome)
         return outcome
@@ -135,7 +172,7 @@ class Rehearsal:
             return ends[-1]
         stuck = [one for one in outcome.injected if one.recovered_s is None]
         if stuck:
-            return f"it did not train again within {PATIENCE_S:g} s after {stuck[-1].fault.text}"
+            return f"it did not train again within {PATIENCE_S:g} s after fault {stuck[-1]}"
         said = (self._folder / "follower.log").read_text(errors="replace").strip().splitlines()
         return "it did not finish" + (f": {said[-1][:300]}" if said else "")
 
@@ -168,14 +205,27 @@ class Rehearsal:
             self._revive()
             time.sleep(LOOK_S)
 
-    def _wait_for_training(self, for_s: float) -> bool:
-        """Until it has trained for this long, without a break."""
+    def _hold_at(self, step: int) -> None:
+        """Have the ranks wait from this step on; 0: not at all."""
+        if self._tools.orders is not None:
+            self._tools.orders.hold_at(step)
 
-        def has_trained(events: list[Event]) -> bool:
-            since = trains_since(events)
-            return since is not None and time.time() - since >= for_s and bool(self._running())
+    def _held_at(self) -> int:
+        """The step at which every member waits; 0 while one of them does not."""
+        running = self._running()
+        pids = {running[name].pid for name in self._slots(running)}
+        orders = self._tools.orders
+        found = {} if orders is None else orders.held(pids)
+        return min(found.values()) if found and len(found) == len(pids) else 0
 
-        return self._wait(has_trained)
+    def _all_wait(self, events: list[Event]) -> bool:
+        return trains_since(events) is not None and self._held_at() > 0
+
+    def _missed(self, planned: Planned, step: int) -> NotInjected:
+        """Return why no fault could be given at this step."""
+        is_ended = is_over(self._events())
+        when = "before the job ended" if is_ended else f"while nothing happened for {PATIENCE_S:g} s"
+        return NotInjected(planned.fault, f"its ranks did not all commit step {step} {when}")
 
     # ---- processes
 
@@ -245,8 +295,8 @@ class Rehearsal:
 
     # ---- faults
 
-    def _scene(self, planned: Planned) -> Scene | None:
-        """The job as the fault finds it; None where nobody trains."""
+    def _scene(self, planned: Planned, next_step: int) -> Scene | None:
+        """Return the job as the fault finds it; None if no rank trains."""
         running = self._running()
         slots = self._slots(running)
         kept = kept_start.read(self._folder / "device")
@@ -267,43 +317,36 @@ class Rehearsal:
             self._events,
             self._wait,
             self._leave_followers,
+            lambda: self._hold_at(0 if planned.fault.needs_steps else next_step),
         )
 
-    def _inject(self, planned: Planned, outcome: Outcome) -> bool:
-        """Give the fault, and wait until every member trains again."""
-        scene, events = self._scene(planned), self._events()
-        if scene is None:
-            outcome.not_injected.append(NotInjected(planned.fault, "nobody trained at the moment when it was due"))
-            return not self._is_over(events)
-        at, step = time.time(), max(event.step for event in events)
-        before = {kind: _count(events, kind) for kind in Kind}
+    def _inject(self, planned: Planned, next_step: int) -> Injected | NotInjected:
+        """Give the fault to ranks that all wait, and wait until they train again; then they wait at ``next_step``."""
+        try:
+            return self._inject_at(self._held_at(), planned, next_step)
+        finally:
+            self._hold_at(next_step)
+
+    def _inject_at(self, step: int, planned: Planned, next_step: int) -> Injected | NotInjected:
+        scene, before = self._scene(planned, next_step), self._events()
+        if scene is None or not step:
+            return NotInjected(planned.fault, "a rank was lost just before it was due")
+        at = time.time()
         try:
             what = give(scene)
         except ImpossibleError as error:
-            outcome.not_injected.append(NotInjected(planned.fault, str(error)))
-            return True
+            return NotInjected(planned.fault, str(error))
+        scene.let_go()
+        self._damaged.update(what.damaged)
         given = Injected(planned.fault, what.node, step, at, did=what.did)
-        outcome.injected.append(given)
-        outcome.damaged.update(what.damaged)
-        notice = planned.fault.notice
-
-        def is_noticed(found: list[Event]) -> bool:
-            grown = {kind for kind, count in before.items() if _count(found, kind) > count}
-            if notice is Notice.END:
-                return bool(grown & {Kind.INTERRUPTED, Kind.LOST, Kind.FINISHED})
-            wanted = {Notice.LOSS: {Kind.LOST, Kind.RETURNED}, Notice.TERM: {Kind.SCHEDULER}, Notice.NOTHING: set(Kind)}
-            return bool(grown & wanted[notice] or notice is Notice.NOTHING) and trains_since(found) is not None
-
-        is_met = self._wait(is_noticed)
-        if is_met and notice is Notice.END:
+        is_met = self._wait(lambda events: _is_noticed(planned.fault.notice, before, events))
+        if is_met and planned.fault.notice is Notice.END:
             is_met = self._bring_back()
-        if is_met:
-            later = [event.at for event in self._events() if event.kind is Kind.TRAINING and event.at >= given.at]
-            given.recovered_s = round(max(0.0, later[0] - given.at), 3) if later else 0.0
-            return True
-        if any(event.kind in (Kind.FINISHED, Kind.TRAINED) for event in self._events()):
-            given.recovered_s = 0.0  # it came at the very end
-        return False
+        later = [event for event in self._events() if event.at >= at]
+        if is_met or any(event.kind in (Kind.FINISHED, Kind.TRAINED) for event in later):
+            again = [event.at for event in later if event.kind in (Kind.TRAINING, Kind.TRAINED)]
+            given.recovered_s = round(again[0] - at, 3) if again else 0.0
+        return given
 
     def _bring_back(self) -> bool:
         """The job has ended with its cause, as it should; a user calls ``recover``, and so does the drill."""
@@ -338,6 +381,21 @@ def trains_since(events: Sequence[Event]) -> float | None:
         if event.kind in (Kind.ROUND, Kind.GENERATION, Kind.SCHEDULER, Kind.TRAINED, Kind.FINISHED, Kind.INTERRUPTED):
             return None
     return None
+
+
+def _is_noticed(notice: Notice, before: Sequence[Event], events: Sequence[Event]) -> bool:
+    """Whether the events since ``before`` show that the job has met such a fault, and trains."""
+    grown = {kind for kind in Kind if _count(events, kind) > _count(before, kind)}
+    match notice:
+        case Notice.END:
+            return bool(grown & {Kind.INTERRUPTED, Kind.LOST, Kind.FINISHED})
+        case Notice.LOSS:
+            is_met = bool(grown & {Kind.LOST, Kind.RETURNED})
+        case Notice.TERM:
+            is_met = Kind.SCHEDULER in grown
+        case Notice.NOTHING:
+            is_met = True
+    return is_met and trains_since(events) is not None
 
 
 def _count(events: Sequence[Event], kind: Kind) -> int:
