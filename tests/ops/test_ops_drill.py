@@ -220,6 +220,13 @@ def test_the_verdict_names_what_was_compared_and_advises_where_bits_differ(tmp_p
     assert {"bits: step 50, rank 1: tensor x differs", "look: this"} <= set(lines_of(failed, tmp_path))
     lost = report(Outcome(FINISHED), Outcome(problem="it was stopped"), Compared((50,), 2, 3), 7, [])
     assert "survived: no: it was stopped" in lines_of(lost, tmp_path)
+    assert lines_of(lost, tmp_path)[0] == "drill FAILED: the job did not survive 0 faults"
+    assert lines_of(passed, tmp_path)[0].startswith("drill PASSED: 1 fault, ")
+    broken = report(Outcome(FINISHED, problem="it failed"), Outcome(), Compared((), 0, 0), 7, [])
+    lines = lines_of(broken, tmp_path)
+    assert lines[0] == "drill FAILED: the script does not finish, although no fault was given"
+    assert "survived: no: undisturbed: it failed" in lines and lines[-1].startswith("next: ")
+    assert not any(line.startswith(("bits", "disturbed")) for line in lines), "nothing was compared, nor run"
     json.dumps([passed, failed, lost])
 
 
@@ -254,8 +261,9 @@ def test_the_page_of_a_report_shows_it_all_and_runs_nothing(tmp_path: Path) -> N
     missing = [NotInjected(Fault.OOM, bad)]
     told = report(Outcome(FINISHED), Outcome(events, given, missing), Compared((50,), 2, 24), 7, [bad])
     page = html_of(told, lines_of(told, tmp_path))
-    assert "<script" not in page and page.count("&lt;script&gt;") == 6
+    assert "<script" not in page and page.count("&lt;script&gt;") == 5
     assert '<h1 class="incomplete">drill INCOMPLETE' in page
+    assert "<td>decide 100, meet 100, restore 300</td>" in page
     assert "<td>never</td>" in page and '<td class="n">0.5</td>' in page and "<td>productive</td>" in page
 
 

@@ -176,8 +176,9 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
     lines = [
         _verdict(told),
         f"faults: {len(faults)} ({_counted(faults)}); seed {told['seed']}",
-        "survived: yes" if told["survived"] else f"survived: no: {told['problem']}",
     ]
+    if not told["survived"]:
+        lines.append(f"survived: no: {told['problem']}")
     lines += [f"not injected: {one['fault']}: {one['why']}" for one in told["not_injected"]]
     if told["equal_bits"]:
         newest = compared["steps"][-1]
@@ -185,7 +186,7 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
             f"bits: equal in {compared['tensors']} tensors of {compared['ranks']} ranks, steps "
             f"{', '.join(map(str, compared['steps']))}; the last is {newest}"
         )
-    else:
+    elif told["difference"]:
         lines.append(f"bits: {told['difference']}")
     for name in NAMES:
         if not (one := told[name])["is_accounted"]:
@@ -195,18 +196,18 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
         lines.append("commits: none before the end, so every loss takes the job back to its beginning")
     for name in NAMES:
         one = told[name]
+        if not one["wall_s"]:
+            continue  # it was not run
         goodput = "" if one["goodput"] is None else f", {one['goodput']:.1%} productive"
         redone = sum(row["steps_lost"] for row in one["recoveries"])
         lines.append(f"{name}: {one['step']} steps in {duration(one['wall_s'])}{goodput}, {redone} steps redone")
-    slowest = sorted(
-        (row for row in told["disturbed"]["recoveries"] if row["total_ms"]), key=lambda row: -row["total_ms"]
-    )
-    for row in slowest[:3]:
-        phases = ", ".join(f"{name.replace('_', ' ')} {ms:.0f}" for name, ms in row["phases_ms"].items() if ms >= 0.5)
-        lines.append(f"slow recovery: {row['total_ms']:.0f} ms ({phases}); {row['cause']}")
     lines += [f"look: {text}" for text in told["advice"]]
-    where = f"report: {folder / 'drill.html'} and drill.json; `samebits history --html` in {folder / 'disturbed'}: more"
-    return [*lines, where]
+    lines.append(
+        f"report: {folder / 'drill.html'}; each recovery by phase: `samebits history` in {folder / 'disturbed'}"
+    )
+    if not told["passed"]:
+        lines.append(f"next: change what the lines above name, and drill again with --folder and --seed {told['seed']}")
+    return lines
 
 
 def _verdict(told: dict[str, Any]) -> str:
@@ -217,8 +218,16 @@ def _verdict(told: dict[str, Any]) -> str:
         case "incomplete":
             missing = _counted_word(len(told["not_injected"]), "fault")
             return f"drill INCOMPLETE: {given} survived with equal bits, but {missing} could not be given"
+        case _ if told["problem"].startswith(NAMES[0]):
+            return "drill FAILED: the script does not finish, although no fault was given"
+        case _ if not told["survived"]:
+            return f"drill FAILED: the job did not survive {given}"
+        case _ if not told["commits"]:
+            return "drill FAILED: the script commits no step before its end, so there is nothing to go on from"
+        case _ if not told["equal_bits"]:
+            return f"drill FAILED: after {given} the bits are others than those of the undisturbed run"
         case _:
-            return f"drill FAILED after {given}: the lines below say what differs, and what to change"
+            return "drill FAILED: the account of where the time went is wrong, which is a mistake of SameBits"
 
 
 def _counted(faults: Sequence[dict[str, Any]]) -> str:

@@ -29,7 +29,13 @@ def html_of(told: Mapping[str, Any], lines: Sequence[str]) -> str:
     ]
     missing = [(one["fault"], one["why"]) for one in told["not_injected"]]
     rows = [
-        (row["number"], row["step"], row["cause"], "" if row["total_ms"] is None else f"{row['total_ms']:.0f}")
+        (
+            row["number"],
+            row["step"],
+            row["cause"],
+            "" if row["total_ms"] is None else f"{row['total_ms']:.0f}",
+            ", ".join(f"{name.replace('_', ' ')} {ms:.0f}" for name, ms in row["phases_ms"].items() if ms >= 0.5),
+        )
         for row in told["disturbed"]["recoveries"]
     ]
     spent = [
@@ -41,7 +47,7 @@ def html_of(told: Mapping[str, Any], lines: Sequence[str]) -> str:
         f"<pre>{escape(chr(10).join(rest))}</pre>",
         _table("Faults", ("fault", "on", "step", "what was done", "trained again after, s"), faults),
         _table("Not injected", ("fault", "why"), missing),
-        _table("Recoveries", ("#", "step", "cause", "ms"), rows),
+        _table("Recoveries", ("#", "step", "cause", "ms", "of which"), rows),
         _table("Where the time went, s", ("", "undisturbed", "disturbed"), spent),
     ]
     return (
