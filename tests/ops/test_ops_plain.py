@@ -88,6 +88,7 @@ def test_three_kills_in_a_row_each_begin_it_again_on_every_seat(spares: int, job
     assert prepared_processes(shell) == [], "a fork of one would run the bare script, without RANK"
     (job.folder / "enough").touch()
     assert shell.end() == 0, shell.text
+    assert "3 recoveries" in shell.text and re.search(r"\bsteps? \d|\d steps", shell.text) is None, shell.text
     assert job.running() == []
 
 

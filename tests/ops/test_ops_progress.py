@@ -119,6 +119,24 @@ def test_the_loss_of_a_line(tmp_path: Path, line: str, loss: str) -> None:
     assert tail.read() == loss
 
 
+@pytest.mark.parametrize(
+    ("line", "step"),
+    [
+        ("epoch 0 step 20 loss 1.2345", 20),
+        ("[rank 0] Step [40/300]: loss 0.5", 40),
+        ("step=7", 7),
+        ("footstep 9", None),
+        ("2026-11-21 10:00:00 samebits worker 0: generation 2: begins at step 8", None),
+    ],
+)
+def test_the_step_that_a_script_prints_is_its_own(tmp_path: Path, line: str, step: int | None) -> None:
+    log = tmp_path / "worker_0.log"
+    tail = LossTail(log)
+    log.write_text(f"something else\n{line}\nsomething else\n")
+    tail.read()
+    assert tail.step == step
+
+
 def test_only_what_is_appended_counts_and_a_line_may_come_in_pieces(tmp_path: Path) -> None:
     log = tmp_path / "worker_0.log"
     log.write_text("epoch 0 step 600 loss 0.0001\n")

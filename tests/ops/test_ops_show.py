@@ -35,6 +35,13 @@ def test_what_workers_report_is_said_once_by_name_and_what_they_use_is_not() -> 
     assert "reported" not in table(view(), settings)
 
 
+def test_a_plain_job_shows_no_step_because_only_its_script_counts_them() -> None:
+    named = {"WORKER_NUM": "3", "ROLE": "worker", "NODE_ID": "0"}
+    plain, ported = (table(view(), config.read({**named, "PLAIN": text})[0]) for text in "10")
+    assert " · step " in ported.splitlines()[1] and " · step " not in plain.splitlines()[1]
+    assert [line.split()[3] for line in plain.splitlines() if line.startswith(tuple("012"))] == ["–"] * 3
+
+
 def test_where_the_scheduler_is_stands_in_the_head_where_it_may_be_elsewhere() -> None:
     settings, _ = config.read(
         {"WORKER_NUM": "3", "ROLE": "worker", "NODE_ID": "0", "SCHED_HOST": "10.0.0.1,10.0.0.2:9000"}

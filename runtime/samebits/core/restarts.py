@@ -122,7 +122,8 @@ class Restarts:
         if loss.sort is Sort.OWN:
             own = (loss.essence, loss.step)
             if known.own == own:
-                return Never(f"twice at step {loss.step} with the same error: trying again does not help")
+                at = f" at step {loss.step}" if loss.step else ""  # a plain job's steps are not known
+                return Never(f"twice{at} with the same error: trying again does not help")
             is_alike = known.own is not None and known.own[0] == loss.essence
             known.alike = known.alike + 1 if is_alike and now - known.last_at <= SAME_ERROR_WITHIN_S else 1
             if known.alike >= SAME_ERRORS:

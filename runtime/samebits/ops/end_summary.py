@@ -36,9 +36,9 @@ def say(result: Result, following: Following, settings: Settings, screen: Screen
         return
     verdict, view = result.verdict, following.view
     # Steps, recoveries and where the time went, where a history is kept; who left has told its last step there.
-    step, cost = 0 if view is None else view.step, list[str]()
+    step, cost = 0 if view is None or settings.plain else view.step, list[str]()
     if settings.enable_recovery and (view is not None or verdict.kind is None):
-        step, cost = summary_of_folder(settings.recovery_path, step)
+        step, cost = summary_of_folder(settings.recovery_path, step, has_steps=not settings.plain)
     if verdict.kind is None:
         for text in (f"job finished at step {step}" if step else "job finished", *cost):
             screen.say(text)

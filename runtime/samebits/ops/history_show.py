@@ -43,9 +43,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--otel", action="store_true", help="send it as OpenTelemetry spans instead")
     parser.add_argument("--last", type=whole(), default=200, metavar="N", help="show the last N events (default 200)")
     options = parser.parse_args(arguments)
-    recovery_path = kept_start.settings_here(only_looks=True).recovery_path
+    settings = kept_start.settings_here(only_looks=True)
+    recovery_path, has_steps = settings.recovery_path, not settings.plain
     if options.follow:
-        return _follow(EventStream(recovery_path), as_json=options.json)
+        return _follow(EventStream(recovery_path), as_json=options.json, has_steps=has_steps)
     events = required_events(recovery_path)
     if options.json:
         print(strict_json.dumps({**account(events), "events": [event.plain() for event in events]}))
@@ -54,18 +55,18 @@ def main(arguments: Sequence[str]) -> int:
     if len(shown) > options.last > 0:
         print(f"({len(shown) - options.last} earlier events; --last shows more)")
     for event in shown[-options.last :] if options.last > 0 else []:
-        print(line(event))
-    for text in summary(events):
+        print(line(event, has_steps=has_steps))
+    for text in summary(events, has_steps=has_steps):
         print(text)
     return 0
 
 
-def _follow(stream: EventStream, *, as_json: bool) -> int:
+def _follow(stream: EventStream, *, as_json: bool, has_steps: bool) -> int:
     for event in stream.all(follows=True):
         if as_json:
             print(line_of(event), flush=True)
         elif event.kind not in _QUIET:
-            print(line(event), flush=True)
+            print(line(event, has_steps=has_steps), flush=True)
     return 0
 
 
@@ -114,37 +115,42 @@ def account(events: Sequence[Event], now: float | None = None) -> dict[str, Any]
     }
 
 
-def summary(events: Sequence[Event], now: float | None = None, heard: int = 0) -> list[str]:
+def summary(events: Sequence[Event], now: float | None = None, heard: int = 0, *, has_steps: bool = True) -> list[str]:
     """A few lines for people: how far, how long, the slowest recoveries, where the time went.
 
     Args:
         events, now: as :func:`account`'s.
         heard: a step that the job is known to have made.
+        has_steps: False for a plain job, whose steps only its script counts.
     """
     told = account(events, now)
     rows = recoveries_of(events)
     goodput = "" if told["goodput"] is None else f", {told['goodput']:.1%} of it productive"
     counted = f"{len(rows)} recover{'ies' if len(rows) != 1 else 'y'}"
-    lines = [f"{max(told['step'], heard)} steps in {duration(told['wall_s'])}{goodput}; {counted}"]
+    steps = f"{max(told['step'], heard)} steps in " if has_steps else "ran for "
+    lines = [f"{steps}{duration(told['wall_s'])}{goodput}; {counted}"]
     slowest = sorted(rows, key=lambda row: row.total_ms or 0, reverse=True)[:_SHOWN_RECOVERIES]
-    lines += [recovery_line(row) for row in sorted(slowest, key=lambda row: row.number)]
+    lines += [recovery_line(row, has_steps=has_steps) for row in sorted(slowest, key=lambda row: row.number)]
     spent = [f"{name.replace('_', ' ')} {duration(s)}" for name, s in told["buckets_s"].items() if s >= 0.0005]
     return [*lines, f"time: {', '.join(spent)}"]
 
 
-def recovery_line(row: Recovery) -> str:
+def recovery_line(row: Recovery, *, has_steps: bool = True) -> str:
     """One recovery in a line."""
     at = time.strftime("%H:%M:%S", time.localtime(row.noticed_at))
     phases = ", ".join(f"{name.replace('_', ' ')} {ms:.0f}" for name, ms in row.phases().items() if ms >= 0.5)
     took = "not over" if row.total_ms is None else f"{row.total_ms:.0f} ms ({phases})"
     lost = f", {row.steps_lost} steps redone" if row.steps_lost else ""
-    return f"recovery {row.number} at {at}, step {row.step}: {row.cause}; {took}{lost}"
+    step = f", step {row.step}" if has_steps else ""
+    return f"recovery {row.number} at {at}{step}: {row.cause}; {took}{lost}"
 
 
-def line(event: Event) -> str:
+def line(event: Event, *, has_steps: bool = True) -> str:
     """One event in a line."""
     day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at)) + f".{int(event.at % 1 * 1000):03d}"
-    parts = [day, f"{event.kind:<11}", f"generation {event.generation:<3}", f"step {event.step:<7}"]
+    parts = [day, f"{event.kind:<11}", f"generation {event.generation:<3}"]
+    if has_steps:
+        parts.append(f"step {event.step:<7}")
     who = f"worker {event.node}: " if event.node else ""
     after = event.more.get("after_ms")
     tail = f" ({after:.0f} ms)" if isinstance(after, int | float) else ""
@@ -162,13 +168,19 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def summary_of_folder(recovery_path: Path, heard: int) -> tuple[int, list[str]]:
-    """The last step, ``heard`` or later, and the summary where there are events that can be read."""
+def summary_of_folder(recovery_path: Path, heard: int, *, has_steps: bool = True) -> tuple[int, list[str]]:
+    """Return the last step, ``heard`` or later, and the summary if there are events that can be read.
+
+    A job without steps (``has_steps``) is at step 0.
+    """
     try:
         events = read_events(recovery_path)
     except StoreError:
         events = []
-    return (max(events[-1].step, heard), summary(events, heard=heard)) if events else (heard, [])
+    if not events:
+        return heard, []
+    step = max(events[-1].step, heard) if has_steps else 0
+    return step, summary(events, heard=heard, has_steps=has_steps)
 
 
 def _whole(value: object) -> int:

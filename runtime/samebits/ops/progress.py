@@ -31,16 +31,18 @@ _READ_BYTES = 65536
 _LOSS = re.compile(
     r"\bepoch\b\W*\d+\W+step\b\W*\d+\W+loss\b(?:\s+is\b)?[\s:=]*([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf))"
 )
-
+_STEP = re.compile(r"\bstep\b[\s:=\[(#]*(\d{1,15})\b", re.IGNORECASE)
 
 # What a process of ours says with a remedy, but for what its environment says, which was said before it was started.
+_OWN_LINE = re.compile(r"\S+ \S+ samebits ")
 _ADVICE = re.compile(r"^\S+ \S+ samebits ((?:worker|spare) \S+: (?![A-Z][A-Z_]+\b).*Fix: .*)$", re.MULTILINE)
 
 
 class LossTail:
-    """The last loss that a worker's log tells, and what it asks its user to do; earlier lines do not count.
+    """The last loss and step in a worker's log, and what it asks its user to do; earlier lines do not count.
 
-    ``loss`` is what was known before this log told any. ``advice`` is for the caller to take.
+    ``loss`` is what was known before this log told any. ``step`` is the script's own number, None before the first.
+    ``advice`` is for the caller to take.
     """
 
     def __init__(self, log: Path, loss: str = "") -> None:
@@ -52,6 +54,7 @@ class LossTail:
         except FileNotFoundError:
             self._offset = 0
         self.loss = loss
+        self.step: int | None = None
 
     def read(self) -> str:
         """Take in what was appended; the last loss as it was written, empty before the first."""
@@ -70,6 +73,8 @@ class LossTail:
         found = _LOSS.findall(whole)
         if found:
             self.loss = found[-1]
+        if steps := _STEP.findall("\n".join(line for line in whole.splitlines() if not _OWN_LINE.match(line))):
+            self.step = int(steps[-1])
         return self.loss
 
 

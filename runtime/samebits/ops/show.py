@@ -74,11 +74,12 @@ def table(view: JobView, settings: Settings, stored: JobView | None = None) -> s
     Args:
         stored: what the journal says, which alone remembers who was lost and is back.
     """
-    head = [str(view), f"{view.phase} · step {view.step} · {world_text(view, view.alive)}"]
+    step = "" if settings.plain else f" · step {view.step}"
+    head = [str(view), f"{view.phase}{step} · {world_text(view, view.alive)}"]
     head[1] += f" · term {view.term} · generation {view.generation}"
     if view.address:
         head[1] += f" · scheduler at {view.address}"
-    if view.restore_step is not None:
+    if view.restore_step is not None and not settings.plain:
         head.append(f"this generation began at step {view.restore_step}")
     if view.from_journal:
         head.append(
@@ -95,9 +96,9 @@ def table(view: JobView, settings: Settings, stored: JobView | None = None) -> s
         lost = f"{stored.losses} processes were" if stored.losses > 1 else "1 process was"
         head.append(f"{lost} lost so far; the last: {'; '.join(stored.last_losses)}")
     rows: list[tuple[str, ...]] = [("slot", "node", "state", "step", "process", "")]
-    rows += [_row(view, str(worker.slot), worker) for worker in view.workers]
-    rows += [_row(view, "spare", spare) for spare in view.spares]
-    rows += [_row(view, "–", node) for node in view.retired]
+    rows += [_row(view, str(worker.slot), worker, settings) for worker in view.workers]
+    rows += [_row(view, "spare", spare, settings) for spare in view.spares]
+    rows += [_row(view, "–", node, settings) for node in view.retired]
     widths = [max(len(row[column]) for row in rows) for column in range(5)]
     lines = ("  ".join([*(f"{row[i]:<{widths[i]}}" for i in range(5)), row[5]]).rstrip() for row in rows)
     return "\n".join([*head, *lines] if view.nodes else head)
@@ -114,12 +115,12 @@ def _reported(view: JobView) -> list[str]:
     return [f"reported: {', '.join(found.values())}"] if found else []
 
 
-def _row(view: JobView, slot: str, worker: WorkerView) -> tuple[str, ...]:
+def _row(view: JobView, slot: str, worker: WorkerView, settings: Settings) -> tuple[str, ...]:
     return (
         slot,
         worker.node,
         worker.presence.value,
-        "–" if view.from_journal else str(worker.step),
+        "–" if view.from_journal or settings.plain else str(worker.step),
         f"pid {worker.identity.pid} on {worker.host.partition('#')[0]}",
         worker.reason or _doing(view, worker),
     )

@@ -73,14 +73,15 @@ class Showing:
         alive = view.alive if is_linked else min(running, view.alive)  # who has left may still be ending
         seat = view.seat_free_in_s if is_linked else None
         values = self._values(view)
+        is_plain = self._settings.plain  # its steps are known to the script alone
         return Standing(
             script=self._script,
             world=world_text(view, alive),
             phase=phase,
             phase_s=self._pace.phase_s(now),
-            step=view.step,
+            step=self._tail.step if is_plain else view.step,
             total_steps=self._total_steps,
-            steps_per_s=self._pace.steps_per_s(),
+            steps_per_s=None if is_plain else self._pace.steps_per_s(),
             values=values,
             recoveries=self._pace.recoveries,
             lost_s=self._pace.lost_s(now),

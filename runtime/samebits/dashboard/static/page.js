@@ -45,9 +45,9 @@
     const link = embedded || (alive && !state.linked && (!job || job.finished || job.ended)) ? "over" : !alive ? "gone" : state.linked ? "linked" : "away";
     put("link", word(link)); $("link").className = `pill ${link === "linked" ? "good" : link === "over" ? "" : "bad"}`;
     put("name", job ? `${job.name || ""} ${job.id.slice(0, 8)}` : "");
-    document.title = job ? `${job.phase} · ${job.step} · SameBits` : "SameBits";
+    document.title = job ? `${job.phase}${job.step ? ` · ${job.step}` : ""} · SameBits` : "SameBits";
     if (job) {
-      put("phase", phaseOf(job.phase)); put("step", String(job.step));
+      put("phase", phaseOf(job.phase)); put("step", String(job.step || "–")); // a plain job's steps are its script's
       put("workers", `${job.alive}/${job.world_size}${job.world_size < job.wanted_size ? ` (${job.wanted_size})` : ""}${job.spares_alive ? ` · ${job.spares_alive} ${word("spares")}` : ""}${job.joining ? `, ${job.joining} ${word("joining")}` : ""}`);
     }
     put("goodput", state.goodput === null ? "–" : `${(state.goodput * 100).toFixed(1)} %`);
