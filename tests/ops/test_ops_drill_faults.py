@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -141,6 +141,64 @@ def test_a_process_that_takes_all_its_memory_ends_of_that(tmp_path: Path) -> Non
         _, errors = started.communicate(timeout=PATIENCE_S)
         assert started.returncode == 1
         assert errors.rstrip().endswith("MemoryError")
+
+
+class States:
+    """The part of a state that a commit's wait goes by."""
+
+    uncommitted_steps = 0
+
+    def __init__(self) -> None:
+        self.completed_steps = 0
+        self.is_lost = False
+
+    def check_host_updates(self) -> None:
+        if self.is_lost:
+            raise ConnectionError("a member is lost")
+
+
+def test_a_rank_waits_at_the_commit_until_it_is_let_go_or_a_member_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = Orders(tmp_path / "inside")
+    monkeypatch.setattr(inside, "HERE", orders.folder)
+    kind = type("Held", (States,), {"check_host_updates": States.check_host_updates})
+    inside._wait_at_commits(kind)
+    state, left, me = kind(), threading.Semaphore(0), os.getpid()
+
+    def commit(step: int) -> None:
+        state.completed_steps = step
+        with suppress(ConnectionError):
+            state.check_host_updates()
+        left.release()
+
+    def committing(step: int) -> None:
+        threading.Thread(target=commit, args=(step,), daemon=True).start()
+
+    def wait_until_held(step: int) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while orders.held([me, 1]) != {me: step}:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+
+    orders.hold_at(20)
+    commit(19)
+    assert left.acquire(timeout=PATIENCE_S) and orders.held([me]) == {}, "it is not there yet"
+    committing(21)
+    wait_until_held(21)
+    assert not left.acquire(blocking=False)
+    orders.hold_at(30)
+    assert left.acquire(timeout=PATIENCE_S) and orders.held([me]) == {}, "let go, up to the next one"
+    committing(30)
+    wait_until_held(30)
+    state.is_lost = True
+    assert left.acquire(timeout=PATIENCE_S) and orders.held([me]) == {}, "a loss is raised at once"
+    state.is_lost = False
+    monkeypatch.setattr(inside, "MOST_HELD_S", 0.05)
+    commit(30)
+    assert left.acquire(timeout=PATIENCE_S), "the drill is gone"
+    commit(31)
+    assert left.acquire(timeout=PATIENCE_S), "which is found out once"
 
 
 def test_one_bit_of_a_parameter_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
