@@ -342,24 +342,24 @@ def drilled(tmp_path: Path, faults: list[str], *options: str, steps: int) -> dic
 
 @pytest.mark.system
 def test_a_kill_of_the_digits_is_survived_with_equal_bits(tmp_path: Path) -> None:
-    (given,) = drilled(tmp_path, ["kill"], "-n", "1", "--spares", "0", steps=20)["faults"]
+    (given,) = drilled(tmp_path, ["kill"], "-n", "1", "--spares", "0", steps=120)["faults"]
     assert given["did"].startswith("SIGKILL to worker_0 (pid ")
 
 
 @pytest.mark.system
 @pytest.mark.thorough
 def test_the_digits_survive_faults_by_signals(tmp_path: Path) -> None:
-    drilled(tmp_path, ["kill", "pause", "scheduler", "slow-rank", "host"], steps=2500)
+    drilled(tmp_path, ["kill", "pause", "scheduler", "slow-rank", "host"], steps=400)
 
 
 @pytest.mark.system
 @pytest.mark.thorough
 def test_the_digits_survive_faults_that_a_process_meets_in_itself(tmp_path: Path) -> None:
-    drilled(tmp_path, ["held-gil", "oom", "bitflip-memory"], steps=2500)
+    drilled(tmp_path, ["held-gil", "oom", "bitflip-memory"], steps=400)
 
 
 @pytest.mark.system
 @pytest.mark.thorough
 def test_the_digits_survive_faults_of_what_is_around_them(tmp_path: Path) -> None:
-    drilled(tmp_path, ["partition", "disk-full", "clock-jump", "bitflip"], steps=2500)
+    drilled(tmp_path, ["partition", "disk-full", "clock-jump", "bitflip"], steps=400)
     assert "passed over the restore point" in "".join(log.read_text() for log in tmp_path.rglob("worker_*.log"))

@@ -115,6 +115,12 @@ def test_a_forgotten_commit_is_told_where_the_bits_are_equal_too() -> None:
     assert not never_commits(Outcome())
 
 
+def test_a_script_that_fails_by_itself_gets_no_other_advice_than_its_own_error() -> None:
+    events = [Event(Kind.TRAINING, 2.0), Event(Kind.INTERRUPTED, 3.0, text="failed at train.py:7: TypeError")]
+    failed = Outcome(events, problem="failed at train.py:7: TypeError")
+    assert advise(Script("train.py", DIGITS), Compared((), 0, 0), failed, Outcome()) == []
+
+
 def test_a_commit_that_is_never_reached_is_another_sentence() -> None:
     idle = Outcome([Event(Kind.TRAINING, 2.0)], problem="it did not finish")
     (said,) = advise(Script("train.py", DIGITS), Compared((), 0, 0, "no checkpoints"), idle, idle)

@@ -40,6 +40,8 @@ class Script:
 
 def advise(script: Script, compared: Compared, undisturbed: Outcome, disturbed: Outcome) -> list[str]:
     """What was seen of the difference, then what is to be changed; empty where there is nothing to say."""
+    if undisturbed.problem and _has_ended(undisturbed.events) and not _are_unequal(undisturbed.events):
+        return list(dict.fromkeys(undisturbed.said))  # the cause that the job ended with says the rest
     is_survived = not undisturbed.problem and not disturbed.problem
     lacks_commits = never_commits(undisturbed)
     if is_survived and compared.is_equal and not lacks_commits:
@@ -83,6 +85,10 @@ def _seen(compared: Compared, undisturbed: Outcome, disturbed: Outcome) -> Itera
 def _fault_at(one: Injected) -> str:
     who = f" of {one.node}" if one.node else ""
     return f"{one.fault}{who} at step {one.step}"
+
+
+def _has_ended(events: Sequence[Event]) -> bool:
+    return any(event.kind is Kind.INTERRUPTED for event in events)
 
 
 def _are_unequal(events: Sequence[Event]) -> bool:

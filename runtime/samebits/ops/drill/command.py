@@ -192,7 +192,7 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
         if not (one := told[name])["is_accounted"]:
             summed_s = sum(one["buckets_s"].values())
             lines.append(f"account: {name} took {one['seen_s']:.2f} s, and its buckets sum to {summed_s:.2f} s")
-    if not told["commits"]:
+    if not told["commits"] and told["survived"]:
         lines.append("commits: none before the end, so every loss takes the job back to its beginning")
     for name in NAMES:
         one = told[name]
@@ -202,11 +202,12 @@ def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
         redone = sum(row["steps_lost"] for row in one["recoveries"])
         lines.append(f"{name}: {one['step']} steps in {duration(one['wall_s'])}{goodput}, {redone} steps redone")
     lines += [f"look: {text}" for text in told["advice"]]
+    last = folder / (NAMES[1] if told[NAMES[1]]["wall_s"] else NAMES[0])
     lines.append(
-        f"report: {folder / 'drill.html'}; each recovery by phase: `samebits history` in {folder / 'disturbed'}"
+        f"report: {folder / 'drill.html'}; the logs are in {last / 'device'}, and `samebits history` in {last}"
     )
     if not told["passed"]:
-        lines.append(f"next: change what the lines above name, and drill again with --folder and --seed {told['seed']}")
+        lines.append(f"next: correct what is named above, and drill again with --folder and --seed {told['seed']}")
     return lines
 
 
