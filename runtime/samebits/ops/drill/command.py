@@ -15,6 +15,7 @@ from typing import Any
 
 from samebits import config, strict_json
 from samebits.core.events import Kind
+from samebits.core.goodput import Bucket
 from samebits.errors import UsageError
 from samebits.ops.drill.advice import Script, advise, never_commits
 from samebits.ops.drill.compare import Compared, compare
@@ -61,7 +62,9 @@ def main(arguments: Sequence[str]) -> int:
         say(f"   it ended at step {undisturbed.last_step} after {duration(undisturbed.wall_s)}")
         steps = steps_of(plan, undisturbed.last_step)
         say(f"2. the same under {_counted_word(len(plan), 'fault')}; logs in {folder / 'disturbed' / 'device'}")
-        disturbed = _rehearsal(folder / "disturbed", absolute, options, say).run(plan, steps)
+        trained_s = account(undisturbed.events)["buckets_s"][Bucket.PRODUCTIVE]
+        step_s = trained_s / undisturbed.last_step
+        disturbed = _rehearsal(folder / "disturbed", absolute, options, say).run(plan, steps, step_s)
         ours, theirs = (folder / name / "ckpt_of_rank" for name in NAMES)
         compared = compare(ours, theirs, disturbed.damaged)
     advice = advise(Script(path.name, path.read_text(errors="replace")), compared, undisturbed, disturbed)

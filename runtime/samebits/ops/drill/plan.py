@@ -81,11 +81,15 @@ _FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """One fault, after a ``share`` in (0, 1) of the job's steps, on the member that ``draw`` in [0, 1) picks."""
+    """One fault, after a ``share`` in (0, 1) of the job's steps, on the member that ``draw`` in [0, 1) picks.
+
+    It strikes within the next step, after the share ``moment`` of an average one.
+    """
 
     fault: Fault
     share: float
     draw: float
+    moment: float = 0.0
 
     def pick(self, members: Sequence[str]) -> str:
         """Whose turn it is among these."""
@@ -111,7 +115,8 @@ def drawn(faults: Sequence[Fault], count: int, seed: int) -> list[Planned]:
     kinds = [faults[number % len(faults)] for number in range(count)]
     rng.shuffle(kinds)
     return [
-        Planned(kind, (number + rng.uniform(0.25, 0.75)) / count, rng.random()) for number, kind in enumerate(kinds)
+        Planned(kind, (number + rng.uniform(0.25, 0.75)) / count, rng.random(), rng.random())
+        for number, kind in enumerate(kinds)
     ]
 
 

@@ -1,7 +1,8 @@
 """One job of a drill: started as a user starts it, disturbed, brought back as a user brings it back.
 
-A fault is given when every rank waits at the commit that was drawn for it, and is over when the job's events say that
-it trains again. No fault is placed by a clock, so a job of any length and speed meets all of them.
+Every rank waits at the commit that was drawn for a fault. Then they are let go up to the next commit, and the fault
+strikes on the way there, as it would without a drill: between two lines of a step. It is over when the job's events say
+that the job trains again. No fault is placed by a clock, so a job of any length and speed meets all of them.
 """
 
 from __future__ import annotations
@@ -40,7 +41,10 @@ _OF_A_LINE = re.compile(r"^\S+ \S+ samebits worker [^:\n]+: ([\w./-]+\.py:\d+: .
 
 @dataclass(slots=True)
 class Injected:
-    """A fault that was given, and what was done; ``recovered_s`` until every member trained again, None: never."""
+    """A fault that was given after a step, and what was done.
+
+    ``recovered_s`` are the seconds until every member trained again; None: they never did.
+    """
 
     fault: Fault
     node: str
@@ -60,7 +64,7 @@ class Injected:
             after = (
                 f"all ranks trained again after {self.recovered_s:.1f} s" if self.recovered_s else "training went on"
             )
-        return f"{self.fault}, at step {self.step}: {self.did}; {after}"
+        return f"{self.fault}, after step {self.step}: {self.did}; {after}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +138,12 @@ class Rehearsal:
         self._tools = Tools()
         self._damaged: set[Path] = set()
 
-    def run(self, plan: Sequence[Planned] = (), steps: Sequence[int] = ()) -> Outcome:
-        """Start it, give it the faults at these steps, and see it to its end; whatever still runs then is ended."""
+    def run(self, plan: Sequence[Planned] = (), steps: Sequence[int] = (), step_s: float = 0.0) -> Outcome:
+        """Start it, give it the faults at these steps, and see it to its end; whatever still runs then is ended.
+
+        Args:
+            step_s: how long a step takes, about.
+        """
         self._folder.mkdir(mode=0o700, parents=True)
         outcome, began = Outcome(), time.monotonic()
         kinds = {planned.fault for planned in plan}
@@ -148,7 +156,7 @@ class Rehearsal:
             self._follow(["run", *self._start])
             for number, (planned, step) in enumerate(zip(plan, steps, strict=True), 1):
                 goes_on = goes_on and self._wait(self._all_wait)
-                one = self._inject(planned, [*steps, 0][number]) if goes_on else self._missed(planned, step)
+                one = self._inject(planned, [*steps, 0][number], step_s) if goes_on else self._missed(planned, step)
                 goes_on = goes_on and (isinstance(one, NotInjected) or one.recovered_s is not None)
                 outcome.add(one)
                 self._say(f"fault {number} of {len(plan)}, {one}")
@@ -320,17 +328,19 @@ class Rehearsal:
             lambda: self._hold_at(0 if planned.fault.needs_steps else next_step),
         )
 
-    def _inject(self, planned: Planned, next_step: int) -> Injected | NotInjected:
+    def _inject(self, planned: Planned, next_step: int, step_s: float) -> Injected | NotInjected:
         """Give the fault to ranks that all wait, and wait until they train again; then they wait at ``next_step``."""
         try:
-            return self._inject_at(self._held_at(), planned, next_step)
+            return self._inject_after(self._held_at(), planned, next_step, step_s)
         finally:
             self._hold_at(next_step)
 
-    def _inject_at(self, step: int, planned: Planned, next_step: int) -> Injected | NotInjected:
+    def _inject_after(self, step: int, planned: Planned, next_step: int, step_s: float) -> Injected | NotInjected:
         scene, before = self._scene(planned, next_step), self._events()
         if scene is None or not step:
             return NotInjected(planned.fault, "a rank was lost just before it was due")
+        self._hold_at(step + 1)  # at the latest it strikes there
+        time.sleep(planned.moment * step_s)
         at = time.time()
         try:
             what = give(scene)
