@@ -22,9 +22,10 @@ from samebits.errors import UsageError
 from samebits.ops.drill.command import lines_of, main, report
 from samebits.ops.drill.compare import Compared, Differing, compare
 from samebits.ops.drill.faults import flip_bit
+from samebits.ops.drill.outcome import Injected, NotInjected, Outcome
 from samebits.ops.drill.page import html_of
 from samebits.ops.drill.plan import Fault, Planned, drawn, faults_of, steps_of
-from samebits.ops.drill.rehearsal import Injected, NotInjected, Outcome, free_environment, trains_since, warnings_in
+from samebits.ops.drill.rehearsal import free_environment, trains_since, warnings_in
 from samebits.ops.drill.span import Span
 from samebits.service.events import read_events
 from samebits.store.checkpoint import PointHeader, TensorPart, write_point

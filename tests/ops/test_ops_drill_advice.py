@@ -9,8 +9,8 @@ import pytest
 from samebits.core.events import Event, Kind
 from samebits.ops.drill.advice import USUAL, Script, advise, never_commits
 from samebits.ops.drill.compare import Compared, Differing
+from samebits.ops.drill.outcome import Injected, Outcome
 from samebits.ops.drill.plan import Fault
-from samebits.ops.drill.rehearsal import Injected, Outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = (ROOT / "examples/digits/train.py").read_text(encoding="utf-8")

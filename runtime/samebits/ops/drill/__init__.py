@@ -1,6 +1,6 @@
-"""The drill: a user's own script, once undisturbed and once under faults that a seed draws, and the two compared.
+"""The drill: run a user's script undisturbed, then under faults that a seed draws, and compare the two.
 
-``plan`` draws the faults, ``rehearsal`` starts a job, disturbs it and waits, ``compare`` judges the weights and
-``command`` puts them together. Never here: how a job recovers. The one idea: the drill is outside of the job, as a
-fault is: it uses the same commands as a user and signals only processes that the job's own pid files name.
+``plan`` draws the faults, ``rehearsal`` runs one job and gives them, ``outcome`` holds what became of it, ``compare``
+judges the weights, and ``command`` puts them together. The drill stays outside the job, as a fault does: it uses the
+commands that a user would, and signals only processes that the job's own pid files name.
 """

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from samebits.core.events import Event, Kind
 from samebits.ops.drill.compare import Compared
-from samebits.ops.drill.rehearsal import Injected, Outcome
+from samebits.ops.drill.outcome import Injected, Outcome
 
 USUAL = (
     "what the training depends on and no State holds (a counter, an average) goes into TorchState as a keyword",

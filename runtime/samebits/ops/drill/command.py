@@ -20,11 +20,12 @@ from samebits.errors import UsageError
 from samebits.ops.drill.advice import Script, advise, never_commits
 from samebits.ops.drill.compare import Compared, compare
 from samebits.ops.drill.faults import BY_LIBRARY
+from samebits.ops.drill.outcome import Outcome
 from samebits.ops.drill.page import html_of
 from samebits.ops.drill.partition import INSIDE, OUTSIDE
 from samebits.ops.drill.plan import Fault, Planned, drawn, faults_of, steps_of
 from samebits.ops.drill.preloaded import NO_COMPILER, compiler_here
-from samebits.ops.drill.rehearsal import Outcome, Rehearsal, free_environment
+from samebits.ops.drill.rehearsal import Rehearsal, free_environment
 from samebits.ops.history_show import account, duration
 from samebits.ops.option_types import whole
 from samebits.store import durable
