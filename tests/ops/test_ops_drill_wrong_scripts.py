@@ -83,7 +83,7 @@ def drilled(tmp_path: Path, text: str, *options: str) -> dict[str, Any]:
     return told
 
 
-def changed(*pairs: tuple[str, str], steps: int = 2000) -> tuple[str, list[str]]:
+def changed(*pairs: tuple[str, str], steps: int = 300) -> tuple[str, list[str]]:
     text = SCRIPT.replace("STEPS", str(steps))
     for old, new in pairs:
         assert text.count(old) == 1, old
