@@ -124,7 +124,7 @@ def test_a_world_that_grows_shrinks_and_is_brought_back(job: ShellJob) -> None:
     assert full.end() == 80
     assert "MAX_WORKER_NUM=4: 0 node ids below it are free, 1 asked for" in full.text
 
-    leaving = job.tool("remove", "3")
+    leaving = job.tool("scale", "--remove", "3")
     assert leaving.end() == 0, leaving.text
     shell.wait_for(r"worker 3 \(pid \d+\), which was removed, ")
     job.wait_view(lambda view: trains(view, 3, {"0", "1", "2"}))
