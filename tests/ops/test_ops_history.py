@@ -40,6 +40,6 @@ def test_a_kill_is_one_recovery_in_the_history_and_in_the_followers_summary(job:
 
 def test_where_nothing_ever_ran_it_says_what_to_do(job: ShellJob) -> None:
     for tool in (["history"], ["history", "--html"]):
-        shell = job.tool(tool)
+        shell = job.tool(*tool)
         assert shell.end() != 0
         assert "holds no events. Fix: change to the folder the job was started in" in shell.text

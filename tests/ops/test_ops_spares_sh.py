@@ -151,8 +151,11 @@ def test_what_a_job_cannot_do_without_is_not_removed(job: ShellJob) -> None:
     shell = job.run(*ENDLESS)
     job.wait_training()
     for words, said in (
-        (("remove", "1"), "MIN_WORKER_NUM=3: without worker 1 the job has 2 workers and 0 spares, and would wait"),
-        (("remove", "9"), "no worker 9 belongs to this job here: expected of 0, 1, 2"),
+        (
+            ("scale", "--remove", "1"),
+            "MIN_WORKER_NUM=3: without worker 1 the job has 2 workers and 0 spares, and would wait",
+        ),
+        (("scale", "--remove", "9"), "no worker 9 belongs to this job here: expected of 0, 1, 2"),
     ):
         refused = job.tool(*words)
         assert refused.end() == 80
