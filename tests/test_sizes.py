@@ -16,6 +16,7 @@ MOST_ATTRIBUTES = 15
 LONG_FILES = {
     "config.py": "reads every variable: one function a rule, in the table's order",
     "settings_table.py": "one table, both languages beside each other",
+    "core/equality.py": "one comparison: what the ranks report, who differs in what, and its sentence",
     "core/messages.py": "one table: every message with its bounds",
     "core/admission.py": "the rules of admission in their order, which decides",
     "core/agent_events.py": "one table: all that an agent hears, and all that it asks for",

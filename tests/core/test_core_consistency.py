@@ -109,6 +109,32 @@ def go_back(house: House, *, live: tuple[int, int] = (50, 1), own_parts: bool = 
         house.receive(credential.session, join)
 
 
+def test_a_rank_that_is_steps_ahead_is_not_called_a_device_that_failed() -> None:
+    house = house_of(3)
+    all_say(house, 50)
+    steps = [Part(PartKind.STEPS, "completed_steps", one) for one in ("100", "102")]
+    for parts in ((), (steps[0], *SOUND)):
+        for node in "02":
+            says(house, node, 100, parts=parts)
+        says(house, "1", 100, b"other", parts=(steps[1], *FLIPPED) if parts else ())
+    house.tick(EXPLAIN_S)
+    text = next(record.text for record in house.journal if isinstance(record, RolledBack))
+    assert "first in completed_steps (100 on rank 0, 102 on rank 1) and 1 more" in text
+    assert "it made more or fewer steps than the others" in text and "(device)" not in text
+
+
+def test_a_difference_within_one_step_and_of_no_known_rank_is_put_into_whole_words() -> None:
+    house = house_of(3)
+    for commits, odd in ((50, b"same"), (FINAL, b"other")):
+        for node in "012":
+            says(house, node, 50, odd if node == "1" else b"same", commits=commits)
+    house.tick(EXPLAIN_S)
+    record = next(record for record in house.journal if isinstance(record, RolledBack))
+    assert ", since that commit: " in record.text and house.core.notices[-1][1] == record.text
+    unknown = replace(record, suspects=())
+    assert unknown.reason == "all ranks go back to step 50: the ranks differed after step 50"
+
+
 # ---- the decision
 
 

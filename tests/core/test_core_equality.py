@@ -247,6 +247,21 @@ def test_what_may_differ_is_named_once_and_ends_nothing() -> None:
     (said,) = [note for note in house.notes if "differs from" in note]
     assert said.startswith("rank 1 differs from rank 0 in model.norm.running_mean after step 1.")
     assert house.ended is None
+    assert house.core.notices == [(1, said)], "each follower shows it"
+
+
+def test_an_end_after_values_differed_names_them_before_its_fix() -> None:
+    house = training_house(2)
+    for node, loose in (("0", b"mine"), ("1", b"yours")):
+        says(house, node, loose=loose)
+    for node, loose, value in (("0", b"mine", "cc"), ("1", b"yours", "00")):
+        says(house, node, loose=loose, parts=(MEAN._replace(name="seen", value=value),))
+    for node in "01":
+        says(house, node, step=2, shared=node.encode())
+    house.tick(EXPLAIN_S)
+    (ended,) = [record for record in house.journal if isinstance(record, JobInterrupted)]
+    before, _, fix = ended.cause.partition(" Before that, rank 1 differs from rank 0 in seen after step 1, which may")
+    assert before.endswith(".") and " Fix: " in fix and " Fix: " not in before, ended.cause
 
 
 def test_what_is_said_again_changes_nothing() -> None:

@@ -164,6 +164,18 @@ def test_the_line_shows_the_report_and_a_log_where_there_is_none(tmp_path: Path)
     assert waits[0].endswith("2/3 workers · seat free in 24 s")
 
 
+def test_a_notice_is_shown_once_whichever_of_scheduler_and_log_tells_it_first(tmp_path: Path) -> None:
+    one = showing(tmp_path)
+    odd = (1, "worker 1 (rank 1), step 20: the loss is not a number")
+    assert shown(one, view(notices=(odd,)), 0.0)[0] == f"samebits: {odd[1]}"
+    assert not any("loss" in line for line in shown(one, view(notices=(odd,)), 10.0)), "shown already"
+    (tmp_path / "worker_0.log").write_text("2026-11-26 18:44:19 samebits worker 0: hidden state: h moved. Fix: do\n")
+    told = shown(one, view(notices=(odd, (2, "worker 1 (rank 1), step 9: hidden state: h moved. Fix: do"))), 20.0)
+    assert sum("hidden state" in line for line in told) == 1
+    again = shown(one, view(term=2, notices=((1, "worker 2 (rank 2), step 3: the loss is infinite"),)), 30.0)
+    assert "samebits: worker 2 (rank 2), step 3: the loss is infinite" in again, "numbers begin anew in a new term"
+
+
 @pytest.mark.parametrize(
     "data",
     [

@@ -13,13 +13,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from samebits.core.cause_table import Notice, Observation
+from samebits.core.cause_table import CauseClass, Notice, Observation
 from samebits.core.departures import ask_to_leave
 from samebits.core.equality import NAMED_PARTS, Difference, Judgement, ranks_of, sentence
 from samebits.core.ledger import Ledger, Mend
 from samebits.core.messages import FINAL, Activity
 from samebits.core.point import Point
-from samebits.core.ready import Level
 from samebits.core.records import RolledBack
 from samebits.core.witnesses import Member
 
@@ -27,6 +26,7 @@ MOST_AT_ONE_STEP = 3
 """Who differ at the same step so often will not be equal there."""
 DRAINED_AT = 2
 """A node whose state was another's so often is asked to leave."""
+_OTHER_STEPS = "it made more or fewer steps than the others, as under a condition that not every rank meets"
 MOST_REPAIRS = 64
 """Of earlier ones, so many are remembered."""
 
@@ -129,7 +129,7 @@ class Consistency:
         text = self._text(found, decision, nodes)
         suspects = tuple(committed.members[rank] for rank in decision.suspects)
         ledger.write(RolledBack(committed.generation, decision.to, suspects, found.step, text))
-        ledger.ready.say(text, Level.WARNING)
+        ledger.announce(text)
         self._offences.update(nodes)
         self._drain([node for node in nodes if self._offences[node] >= DRAINED_AT])
         return ""
@@ -153,8 +153,11 @@ class Consistency:
         furthest = max((ledger.presences[node].step for node, _ in committed.members), default=0)
         again = max(furthest, found.step) - decision.to.step
         redone = "1 step is" if again == 1 else f"{again or 'no'} steps are"
+        fault = (
+            f"{_OTHER_STEPS} ({CauseClass.SOFTWARE.value})" if found.is_of_steps else f"{row.fault} ({row.cause.value})"
+        )
         return (
-            f"{what} {at}{f', first in {first}' if first else ''}, {since}: {row.fault} ({row.cause.value}){whose}; "
+            f"{what} {at}{f', first in {first}' if first else ''}, {since}: {fault}{whose}; "
             f"everybody goes back to step {decision.to.step}, where all were equal, and {redone} done again"
         )
 
@@ -172,8 +175,7 @@ class Consistency:
             if at < room:
                 ask_to_leave(ledger, [node], f"{often}: it is asked to leave")
             else:
-                ledger.ready.say(
+                ledger.announce(
                     f"{often}, and it stays: no spare is warm to take its place. Fix: start a spare on another host "
-                    "(SPARE_NUM), and stop this worker",
-                    Level.WARNING,
+                    "(SPARE_NUM), and stop this worker"
                 )

@@ -8,14 +8,13 @@ parts they were made of. What is hashed is ``training.state.compared``'s; what f
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from samebits.core.ledger import Ledger
 from samebits.core.messages import FINAL, MAX_DIGESTS, Digest, Digests, EqualPoint, Explain, Part, PartKind
 from samebits.core.point import Point
-from samebits.core.ready import Level
 from samebits.core.records import GenerationCommitted
 from samebits.core.state import Seat, is_on_line
 
@@ -84,12 +83,16 @@ class Difference:
 
     def first_part(self) -> str:
         """What differs first, for a sentence; empty where nobody has said so in time."""
+        mine, theirs = (f"rank {group[0]}" for group in self.judgement.groups[:2])
         if self.is_apart:
-            return "the number of commits"
-        found = [pair for pair in differences(self.one.parts, self.other.parts) if pair[0].kind is not PartKind.LOOSE]
-        if not (self.one.parts and self.other.parts and found):
-            return ""
-        return f"{found[0][0].name}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
+            return f"the number of commits ({self.one.commits} on {mine}, {self.other.commits} on {theirs})"
+        return _first_of(_that_matter(self.one, self.other), mine, theirs)
+
+    @property
+    def is_of_steps(self) -> bool:
+        """Whether a rank has made more or fewer steps than the others, so that no device is to blame."""
+        first = _that_matter(self.one, self.other)[:1]
+        return self.is_apart or any(part.kind is PartKind.STEPS for part, _ in first)
 
 
 def differences(one: Iterable[Part], other: Iterable[Part]) -> list[tuple[Part, Part | None]]:
@@ -119,14 +122,28 @@ def sentence(judgement: Judgement, one: Digest, other: Digest) -> str:
     if one.commits != other.commits:
         apart = f"{one.commits} commits on {mine}, {other.commits} on {theirs}"
         return f"{text} ({apart}): {_cause(Part(PartKind.STEPS, '', ''), averages=True)}"
-    found = [pair for pair in differences(one.parts, other.parts) if pair[0].kind is not PartKind.LOOSE]
-    if not (one.parts and other.parts) or not found:
+    found = _that_matter(one, other)
+    if not found:
         return f"{text}. {_FIXES[PartKind.TRAINED]}"
+    first = _first_of(found, mine, theirs)
+    return f"{text}, first in {first}: {_cause(found[0][0], averages=one.averages and other.averages)}"
+
+
+def _that_matter(one: Digest, other: Digest) -> list[tuple[Part, Part | None]]:
+    """Return the parts that differ and must not; none if the ranks have not told theirs in time."""
+    if not (one.parts and other.parts):
+        return []
+    return [pair for pair in differences(one.parts, other.parts) if pair[0].kind is not PartKind.LOOSE]
+
+
+def _first_of(found: Sequence[tuple[Part, Part | None]], mine: str, theirs: str) -> str:
+    """Return ``completed_steps (3 on rank 0, 4 on rank 1) and 1 more``; empty if nothing was found."""
+    if not found:
+        return ""
     part, its = found[0]
-    text += f", first in {part.name}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
-    if part.kind in (PartKind.STEPS, PartKind.SAMPLER, PartKind.SETTING) and its is not None:
-        text += f" ({part.value} on {mine}, {its.value} on {theirs})"
-    return f"{text}: {_cause(part, averages=one.averages and other.averages)}"
+    is_shown = part.kind in (PartKind.STEPS, PartKind.SAMPLER, PartKind.SETTING)
+    values = f" ({part.value} on {mine}, {its.value} on {theirs})" if is_shown and its is not None else ""
+    return f"{part.name}{values}" + (f" and {len(found) - 1} more" if len(found) > 1 else "")
 
 
 def ranks_of(group: tuple[int, ...]) -> str:
@@ -189,8 +206,8 @@ class Equality:
         self._values: Counter[tuple[Key, bytes]] = Counter()  # and how many the same
         self._kept: Counter[Point] = Counter()  # how many keep a copy of each
         self._differs: _Inquiry | None = None  # the first difference that was found
-        self._may_differ: _Inquiry | None = None  # the same, of what may
-        self._has_named = False
+        self._may_differ: _Inquiry | None = None  # the same, of values that may differ
+        self.odd_values = ""  # which values a rank has of its own, and since when; empty if none were seen
         self._equal: list[Key] = []  # commits that all were equal at, rising
 
     def take(self, seat: Seat, message: Digests) -> None:
@@ -320,7 +337,7 @@ class Equality:
             self._found_equal(key, told)
         if self._differs is None and not self._is_equal(key):
             self._differs = self._asked(told, judge({rank: one.shared for rank, one in told.items()}))
-        elif self._differs is None and self._may_differ is None and not self._has_named:
+        elif self._differs is None and self._may_differ is None and not self.odd_values:
             judgement = judge({rank: one.loose for rank, one in told.items()})
             if not judgement.is_equal and all(one.loose for one in told.values()):
                 self._may_differ = self._asked(told, judgement)
@@ -379,14 +396,14 @@ class Equality:
         names = [part.name for part, _ in differences(found.digests[1].parts, found.digests[0].parts)]
         if not names:
             return  # not told in time: another commit may tell
-        self._has_named = True
         shown = ", ".join(names[:NAMED_PARTS])
         more = f" and {len(names) - NAMED_PARTS} more" if len(names) > NAMED_PARTS else ""
         alike, odd = map(ranks_of, found.judgement.groups[:2])
-        self._ledger.ready.say(
-            f"{odd} differs from {alike} in {shown}{more} after step {found.digests[0].point.step}. That ends nothing "
-            "and is said once: batch statistics and values of a rank's own may differ; who joins gets another rank's",
-            Level.WARNING,
+        self.odd_values = f"{odd} differs from {alike} in {shown}{more} after step {found.digests[0].point.step}"
+        self._ledger.announce(
+            f"{self.odd_values}. Training goes on, but a process that joins or replaces a rank gets another rank's "
+            "values. Fix: keep values of a single rank out of the state, or make them equal on all ranks; for batch "
+            "statistics, use SyncBatchNorm"
         )
 
 

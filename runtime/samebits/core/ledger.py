@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 import heapq
 from bisect import bisect_left
+from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
@@ -27,12 +28,14 @@ from samebits.core.messages import (
     Refused,
     RoundId,
 )
-from samebits.core.ready import Ready, Send
+from samebits.core.ready import Level, Ready, Send
 from samebits.core.records import GenerationCommitted, Record, SeatGranted, SeatRetired, SlotGiven
 from samebits.core.state import JobState, Seat
 from samebits.core.witnesses import Witnesses
 
 NAMED = 12  # how many nodes a sentence names before it counts the rest
+MOST_NOTICES = 16
+"""Notices that a status carries; a follower that is away for longer finds the older ones in the history."""
 
 
 class Mend(enum.Enum):
@@ -136,6 +139,8 @@ class Ledger:
     vacated: set[int] = field(default_factory=set)
     """Those of ``absent`` that somebody holds, though nobody who is believed alive."""
     witnesses: Witnesses = field(default_factory=Witnesses)
+    notices: deque[tuple[int, str]] = field(default_factory=lambda: deque(maxlen=MOST_NOTICES))
+    """The latest warnings for followers, each with its number in this term, which starts at 1."""
     version: int = 0  # of who is present: every change counts
     _in_order: list[int] = field(default_factory=list)  # ``absent``, rising, among some that are not absent any more
     _absent_names: tuple[tuple[int, int], str] = ((-1, -1), "")  # of this version and so many records
@@ -152,6 +157,11 @@ class Ledger:
         self._written += 1
         if isinstance(record, (SeatGranted, SlotGiven, SeatRetired)):
             self._update_vacated(record.slot)
+
+    def announce(self, text: str) -> None:
+        """Log a warning, and show it once to each follower of the job."""
+        self.ready.say(text, Level.WARNING)
+        self.notices.append((self.notices[-1][0] + 1 if self.notices else 1, text))
 
     def tell(self, node: str, message: FromScheduler) -> None:
         """Send to the session that holds the node's seat."""

@@ -183,9 +183,10 @@ class RolledBack(Told, frozen=True, tag=19):
 
     @property
     def reason(self) -> str:
-        """Of the round that follows, in short."""
+        """Return why the next round opens, in short."""
         nodes = ", ".join(node for node, _ in self.suspects[:8]) + (" and others" if len(self.suspects) > 8 else "")
-        return f"everybody goes back to step {self.to.step}: worker {nodes} differed after step {self.step}"
+        who = f"worker {nodes}" if nodes else "the ranks"
+        return f"all ranks go back to step {self.to.step}: {who} differed after step {self.step}"
 
 
 class JobInterrupted(Told, frozen=True, tag=10):

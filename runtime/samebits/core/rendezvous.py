@@ -354,13 +354,13 @@ class Rendezvous:
         if self.points_lost:
             return
         if state.rolled_back is None and (less := lost_steps(restore.point, state.known_point)):
-            ledger.ready.say(less, Level.WARNING)
+            ledger.announce(less)
         members = tuple((seat.node, seat.incarnation) for seat in seats)
         if self._is_in_vain(round_, members, restore.point):
             return
         generation, lost = next_generation(state, by_rank.values())
         if lost:
-            ledger.ready.say(lost, Level.WARNING)
+            ledger.announce(lost)
         if state.rolled_back is None:  # else all begin with what they were equal at
             ledger.witnesses.begin(generation, members, restore.sources)
         ledger.write(

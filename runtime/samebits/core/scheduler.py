@@ -255,6 +255,11 @@ class SchedulerCore:
         return self._stragglers.lines()
 
     @property
+    def notices(self) -> list[tuple[int, str]]:
+        """The latest warnings for followers, each with its number in this term."""
+        return list(self._ledger.notices)
+
+    @property
     def keys(self) -> KeyStore:
         """The keys that it keeps for the workers."""
         return self._keys
@@ -442,7 +447,7 @@ class SchedulerCore:
         lost = "" if self._is_journal_doubted else told_more(message, self._ledger.state)
         if lost:
             self._is_journal_doubted = True
-            self._ledger.ready.say(lost, Level.WARNING)
+            self._ledger.announce(lost)
 
     def _judge_reports(self) -> None:
         """Where a lost journal is made anew, this is a load like any other, with those who reported heard already."""
@@ -579,6 +584,11 @@ class SchedulerCore:
             self._break(why)
 
     def _end_unequal(self, text: str) -> None:
+        if odd := self._equality.odd_values:
+            what, mark, fix = text.rpartition(" Fix: ")
+            text = (
+                f"{(what or fix).rstrip('.')}. Before that, {odd}, which may be the cause.{mark}{fix if what else ''}"
+            )
         self._ending.blame(text)
         self._ending.end_job(EndKind.UNEQUAL, text)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from samebits.core.ledger import Ledger
 from samebits.core.messages import Paced, StepTime
 from samebits.core.pace import STEPS, Slowness, compare, own_us, sentence
-from samebits.core.ready import Level
 from samebits.core.state import Seat
 
 LEAST_S = 5.0
@@ -112,7 +111,7 @@ class Stragglers:
             return
         steps, self._watched[node] = watched.other_steps, _Watched()
         if is_slow:
-            self._ledger.ready.say(f"worker {node} keeps up with the others again")
+            self._ledger.announce(f"worker {node} keeps up with the others again")
         else:
             self._watched[node].text = text = sentence(node, found, steps)
-            self._ledger.ready.say(text, Level.WARNING)
+            self._ledger.announce(text)

@@ -14,7 +14,6 @@ from types import MappingProxyType
 from samebits.core.health import place_said, said
 from samebits.core.ledger import Ledger
 from samebits.core.messages import OF_A_THREAD, OF_HIDDEN_STATE, Activity, Ailment, Depart, Oddity, Sign, Unwell
-from samebits.core.ready import Level
 from samebits.core.state import Seat
 
 ODDITY_S = 30.0
@@ -51,10 +50,10 @@ class UnwellHosts:
         after, name = self._of_host(host), host.partition("#")[0]
         for place, one in after.items():
             if place not in before:
-                self._ledger.ready.say(f"host {name} (worker {seat.node}): {said(one)}", Level.WARNING)
+                self._ledger.announce(f"host {name} (worker {seat.node}): {said(one)}")
         for place in before:
             if place not in after:
-                self._ledger.ready.say(f"host {name} is well again: {place_said(*place)}", Level.WARNING)
+                self._ledger.announce(f"host {name} is well again: {place_said(*place)}")
         if self._leaving == seat.node and seat.node in self._wanting:
             self._ask(seat, said(self._wanting[seat.node]))  # the first word may be lost
 
@@ -71,7 +70,7 @@ class UnwellHosts:
             self._quiet_until[about] = now + ODDITY_S
             parts = [*([] if rank is None else [f"rank {rank}"]), *([str(seat.process)] if message.is_verdict else [])]
             place = f" ({', '.join(parts)})" if parts else ""
-            self._ledger.ready.say(f"worker {seat.node}{place}, step {message.step}: {message.text}", Level.WARNING)
+            self._ledger.announce(f"worker {seat.node}{place}, step {message.step}: {message.text}")
 
     def computed_again(self) -> str:
         """Why all leave the present generation, where a number that was reported is the reason."""
@@ -122,10 +121,7 @@ class UnwellHosts:
                 self._leaving, self._why = node, (why := whys[node])
                 spare = min(warm, key=lambda one: state.seats[one].process.host == seat.process.host)
                 ledger.presences[node].avoids_host = True
-                ledger.ready.say(
-                    f"worker {node} is asked to leave at its next commit, and spare {spare} is warm: {why}",
-                    Level.WARNING,
-                )
+                ledger.announce(f"worker {node} is asked to leave at its next commit, and spare {spare} is warm: {why}")
                 self._ask(seat, why)
                 return
 

@@ -539,6 +539,7 @@ class Follower:
             self._showing.show(following.view, is_linked=is_linked, running=running, now=now)
         else:
             self._showing.show_lines()
+            self._showing.show_notices(following.view)
 
     def _look_at_workers(self, now: float) -> None:
         """What is odd of them is told while the scheduler answers: later it is another scheduler's question."""

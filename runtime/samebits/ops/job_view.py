@@ -118,6 +118,7 @@ class JobView:
     standstill: str = ""  # who holds the others up, where no step is made
     ailments: tuple[str, ...] = ()  # what is wrong with whose host, a sentence each
     stragglers: tuple[str, ...] = ()  # who is slower than the others, a sentence each
+    notices: tuple[tuple[int, str], ...] = ()  # the latest warnings, each with its number in this term
     stall: Stall | None = None  # the same, as values
     address: str = ""  # of its scheduler, where SCHED_HOST names several
 
@@ -158,6 +159,7 @@ class JobView:
             standstill=content.get("standstill", ""),
             ailments=tuple(content.get("ailments", ())),
             stragglers=tuple(content.get("stragglers", ())),
+            notices=tuple((int(number), str(text)) for number, text in content.get("notices", ())),
             stall=_stall(content.get("stall")),
             address=content.get("address", ""),
         )

@@ -8,7 +8,8 @@ second, whatever happens or does not.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 
 from samebits.config import Settings
 from samebits.ops.job_line import Pace, Standing, shown_value
@@ -19,6 +20,7 @@ from samebits.ops.progress import LossTail, Screen, world_text
 from samebits.store.progress_report import ProgressReport, read_report, report_file
 
 LOOK_S = 1.0
+_SENDER = re.compile(r"(?:worker|spare) [^:]*: (?:(?:rank \d+, )?step \d+: )?")
 
 
 class Showing:
@@ -39,6 +41,7 @@ class Showing:
         self._node = "0"
         self._tail = LossTail(settings.log_dir / f"{name_of(self._node)}.log")
         self._advised: set[str] = set()
+        self._noticed = (0, 0)  # the term and number of the last notice that was shown
         self._before = self._stamp()  # a report that was there already is an earlier job's
         self._report: ProgressReport | None = None
         self._total_steps: int | None = None
@@ -49,9 +52,20 @@ class Showing:
             for name, line in self._tee.take():
                 self.screen.raw(f"[{name}]: {line}")
 
+    def show_notices(self, view: JobView | None) -> None:
+        """Show the scheduler's warnings that are new, except those that a worker's log has told already."""
+        for number, text in () if view is None else view.notices:
+            assert view is not None
+            if (view.term, number) > self._noticed:
+                self._noticed = (view.term, number)
+                if not _is_told(text, self._advised):
+                    self.screen.say(text)
+                    self._advised.add(text)
+
     def show(self, view: JobView | None, *, is_linked: bool, running: int, now: float) -> None:
         """How it stands, as far as it is known; ``running`` workers count where nobody tells."""
         self.show_lines()
+        self.show_notices(view)
         self._pace.look(view, now, self._phase(view, is_linked=is_linked, running=running))
         standing = self._standing(view, is_linked=is_linked, running=running, now=now)
         key = (view.phase, world_text(view, view.alive)) if view is not None and is_linked else (is_linked, running)
@@ -96,9 +110,9 @@ class Showing:
             self._tail = LossTail(self._settings.log_dir / f"{name_of(node)}.log", self._tail.loss)
         loss = self._tail.read()
         for text in self._tail.advice:
-            if text not in self._advised:
+            if not _is_told(text, self._advised):
                 self.screen.say(text)
-        self._advised |= set(self._tail.advice)
+                self._advised.add(text)
         self._tail.advice = []
         if self._stamp() != self._before:
             self._report = read_report(self._settings.log_dir, self._node) or self._report
@@ -114,3 +128,14 @@ class Showing:
             return self._node, report_file(self._settings.log_dir, self._node).stat().st_mtime_ns
         except OSError:
             return self._node, 0
+
+
+def _is_told(text: str, told: Iterable[str]) -> bool:
+    """Return whether a line with the same message was shown, whichever of worker and scheduler said it."""
+    return any(text == one or _message(text) == _message(one) for one in told)
+
+
+def _message(text: str) -> str:
+    """Return a line without its sender: ``worker 0: rank 0, step 3: …`` and ``worker 0 (rank 0), step 3: …`` agree."""
+    sender = _SENDER.match(text)
+    return text[sender.end() :] if sender else text
