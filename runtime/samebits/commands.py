@@ -1,30 +1,36 @@
-"""What a user types to start a job, bring it back or change it, spelled so that the line works where it is read.
+"""Commands that are printed for a user to paste, and the nearest match of a misspelled word.
 
-Only the spelling lives here, and which word a misspelt one was meant to be. The one idea: a fix that cannot be pasted
-is none: in a checkout it is the repository's script, by the path that reaches it from the current folder; where only
-the wheel is installed, the command.
+A command is spelled as this process was started: as ``samebits``, or, in a checkout, as the repository's script, by the
+path that reaches it from the current folder.
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 import shlex
-from collections.abc import Iterable
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 _SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 
 
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
+_RUN_SH_TAKES = {"--fresh", "--detach", "--json", "--dry-run", "--plain"}
+
+
 def spelled(name: str, *args: str) -> str:
-    """``bash scripts/recover.sh``, or ``samebits recover`` where there is no such script.
+    """Return ``bash scripts/recover.sh``, or ``samebits recover`` if that command was typed or is all there is.
 
     Args:
         name: ``run``, ``recover`` or ``add``.
         args: its words.
     """
     path = _SCRIPTS / f"{name}.sh"
-    if not path.is_file():
-        return shlex.join(["samebits", name, *args])
+    if _is_the_command(sys.argv[0]) or not path.is_file():
+        return shlex.join([_command(), name, *args])
     try:
         here = Path.cwd()
     except FileNotFoundError:  # it was removed under this process
@@ -32,6 +38,42 @@ def spelled(name: str, *args: str) -> str:
     return shlex.join(["bash", str(path.relative_to(here) if path.is_relative_to(here) else path), *args])
 
 
+def spelled_run(words: Sequence[str], *, fresh: bool = False) -> str:
+    """Return the whole command that starts a job as it was started: ``SCHED_PORT=1 samebits run -n 2 train.py --lr 1``.
+
+    Args:
+        words: what was typed, leading assignments included; ``--fresh`` is left to ``fresh``.
+    """
+    rest = list(words)
+    assigned = []
+    while rest and _ASSIGNMENT.match(rest[0]):
+        name, _, value = rest.pop(0).partition("=")
+        assigned.append(f"{name}={shlex.quote(value)}")
+    options = []
+    while rest and rest[0] in _RUN_SH_TAKES:
+        options.append(rest.pop(0))
+    if rest[:1] == ["--"] and len(rest) > 1 and not rest[1].startswith("-"):
+        del rest[0]
+    options = [*(["--fresh"] if fresh else []), *(one for one in options if one != "--fresh")]
+    takes_more = bool(rest) and rest[0].startswith("-") and rest[0] != "--"  # options that run.sh does not know
+    command = shlex.join([_command(), "run", *options, *rest]) if takes_more else spelled("run", *options, *rest)
+    if command.startswith("bash "):
+        assigned = [one for one in assigned if one != "MAX_RESTARTS=0"]  # run.sh exports it
+    return " ".join([*assigned, command])
+
+
+def _is_the_command(typed: str) -> bool:
+    return Path(typed).name == "samebits"
+
+
+def _command() -> str:
+    """Return how this installation's ``samebits`` is called: by its name if the shell finds it, else by its path."""
+    beside = Path(sys.executable).with_name("samebits")
+    typed = sys.argv[0] if _is_the_command(sys.argv[0]) else str(beside) if beside.is_file() else "samebits"
+    found = shutil.which("samebits")
+    return "samebits" if found is not None and Path(found).resolve() == Path(typed).resolve() else typed
+
+
 def near_name(typed: str, names: Iterable[str]) -> str | None:
-    """That of ``names`` which was probably meant; None where none is like it."""
+    """Return which of ``names`` was probably meant, or None if none is similar."""
     return next(iter(difflib.get_close_matches(typed[:64], list(names), n=1, cutoff=0.7)), None)

@@ -61,6 +61,7 @@ __all__ = [
     "kept_environment",
     "leave_failures_to_us",
     "mark_worker",
+    "own_environment",
     "parent_worker",
     "publish",
     "publish_place",
@@ -464,6 +465,13 @@ def translated(stored: Mapping[str, str]) -> dict[str, str]:
         if policy or limit:
             items.append(f"{sign}={policy or 'tell'}" + (f":{limit}" if limit else ""))
     return {**kept, "HEALTH": ",".join(items)} if items else kept
+
+
+def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings of a job in ``environ``, as found: no secret, nothing of one process alone."""
+    shared = (one for one in VARIABLES if not one.secret and one.scope is not Scope.PROCESS)
+    names = [prefix + one.name for one in shared for prefix in ("", PREFIX)]
+    return {name: environ[name] for name in names if name in environ}
 
 
 def inherited_sockets(environ: Mapping[str, str] = os.environ) -> range:

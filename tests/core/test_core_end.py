@@ -88,7 +88,7 @@ def test_a_worker_that_dies_after_it_is_done_is_waited_for() -> None:
     house.close("s1", gone=True)
     house.beat("0", Activity.DONE, step=60)
     assert house.core.state.final is None
-    assert house.core.phase() == "forming; waiting for 0, 1"
+    assert house.core.phase() == "forming; waiting for 1"
 
 
 def test_whoever_missed_the_end_is_told_again() -> None:

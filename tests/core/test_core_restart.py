@@ -117,7 +117,7 @@ def test_the_loss_that_nobody_was_told_of_is_still_known() -> None:
     house.close("s1", gone=True)
     house.crash(after_s=1.0)
     assert house.seat("1").is_lost
-    assert house.core.phase() == "forming; waiting for 0, 1"
+    assert house.core.phase() == "forming; waiting for 1"
     assert house.notes[-1].startswith("round 2.1 opened: worker 1 of generation 1 is lost: its connection closed")
 
 

@@ -147,3 +147,19 @@ def test_what_cannot_help_ends_the_job_at_once_and_its_own_end_is_no_death() -> 
     assert isinstance(hopeless, Never) and hopeless.ends_job
     over = budget.died("2", Loss(Sort.ENDED), 0.0)
     assert isinstance(over, Never) and not over.ends_job
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "is_refused"),
+    [
+        (2, "train.py: error: unrecognized arguments: --lrr 3", True),
+        (2, "Error: No such option: --lrr", True),  # click
+        (1, "train.py: error: unrecognized arguments: --lrr 3", False),
+        (2, "fatal: no such device", False),
+        (2, "", False),
+    ],
+)
+def test_a_script_that_refused_its_arguments_is_not_started_again(status: int, error: str, is_refused: bool) -> None:
+    sort = sort_of(Observation(status, error=error))
+    assert (sort is Sort.ARGUMENTS) == is_refused
+    assert isinstance(Restarts(32767).died("2", Loss(sort, error), 0.0), Never if is_refused else Again)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,12 +20,15 @@ from samebits import __main__ as command_line
 from samebits import config
 from samebits.__main__ import RENAMED, SUBCOMMANDS, Subcommand, main
 from samebits.core import records
+from samebits.core.events import Event, Kind
 from samebits.core.messages import EndKind, Process, RoundId
 from samebits.core.point import Point
 from samebits.errors import SameBitsError, UsageError
 from samebits.ops import doctor, kept_start, prepare, run_options
 from samebits.ops.job_view import JobView, Presence, stored_view
 from samebits.ops.resizing import view_of
+from samebits.service.events import line_of
+from samebits.store.event_log import EventLog
 from samebits.store.journal import Journal
 from samebits.store.owner import claim_folder
 from samebits.store.process_identity import ProcessIdentity, host_id, write_pid_file
@@ -182,13 +186,17 @@ def test_status_from_the_journal_says_so(here: Path, capsys: pytest.CaptureFixtu
     assert main(["status"]) == 0
     text = capsys.readouterr().out
     assert f"job {JOB} (train.py)" in text
-    assert "interrupted · step 120 · 1/2 workers" in text
+    assert "was stopped · step 120 · 1/2 workers" in text
     assert "this is what the journal in" in text
     assert "lost" in text
     assert "its connection closed" in text
     assert main(["status", "--json"]) == 0
     view = JobView.of(json.loads(capsys.readouterr().out))
     assert (view.from_journal, view.step, view.world_size) == (True, 120, 2)
+    with contextlib.closing(EventLog(here / "recovery", lambda lines: "", print)) as kept:
+        kept.append([line_of(Event(Kind.LEFT, 9.0, 1, 1, 122, "0", "left on purpose"))])
+    assert main(["status"]) == 0
+    assert "was stopped · step 122 ·" in capsys.readouterr().out, "the end summary names the same step"
 
 
 @pytest.mark.parametrize("words", [["ps"], ["logs"], ["logs", "scheduler"]])

@@ -12,9 +12,11 @@ import pytest
 
 from samebits import config
 from samebits.core.events import Event, Kind
+from samebits.ops import kept_start
 from samebits.ops.end_summary import _fix, say
 from samebits.ops.following import Following, Result
 from samebits.ops.job_view import EndKind
+from samebits.ops.kept_start import KeptStart
 from samebits.ops.progress import Screen
 from samebits.ops.verdict import EXIT_CODES, Verdict
 from samebits.service.events import line_of
@@ -48,6 +50,16 @@ def test_a_cause_that_has_its_own_fix_is_given_no_other(tmp_path: Path, cause: s
     following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=1))))
     fix = _fix(Verdict.unfinished(EndKind.UNEQUAL, cause), following, settings)
     assert fix.startswith(told) and bool(fix) == bool(told)
+
+
+def test_a_script_that_refused_its_arguments_is_given_them_again_whole(tmp_path: Path) -> None:
+    settings = config.read({"ENABLE_RECOVERY": "1", "LOG_DIR": str(tmp_path)}, role_required=False)[0]
+    following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=0))))
+    words = ("-n", "2", "train.py", "--lrr", "3")
+    kept_start.keep(tmp_path, KeptStart(tmp_path, "python", "train.py", words[3:], {}, words=words))
+    cause = "workers 0, 1 ended with status 2: train.py: error: unrecognized arguments: --lrr 3"
+    fix = _fix(Verdict.unfinished(EndKind.SCRIPT_FAILED, cause), following, settings)
+    assert fix.startswith("correct the script's arguments: ") and fix.endswith("samebits run -n 2 train.py --lrr 3")
 
 
 def test_lost_restore_points_have_a_code_and_a_fix_of_their_own(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from samebits.ops.deaths import GATHER_OWN_S, GATHER_S, NAMED, End, sentence
+from samebits.ops.deaths import GATHER_OWN_S, GATHER_S, MOST_WAYS, NAMED, End, sentence, sentences
 from samebits.ops.following import Following, Result
 from samebits.ops.job_view import EndKind, JobView, Presence
 from samebits.ops.local_processes import Death
@@ -72,6 +72,7 @@ class Scene:
         *,
         alone: bool = True,
         has_joined: bool = True,
+        follows: str = "",
     ) -> None:
         """``alone``: nobody else dies within the moment that deaths are gathered in."""
         is_done = self.following.view is not None and self.following.view.training_finished
@@ -83,6 +84,7 @@ class Scene:
             self.now,
             is_done=is_done,
             has_joined=has_joined,
+            follows=follows,
         )
         self.settle()
         if alone and self.following.result is None:
@@ -651,6 +653,29 @@ def test_a_supervisor_goes_on_with_its_replacements_or_ends_them(cause: str) -> 
     else:
         assert {pid for pid, _ in scene.signals} == {200, 201, 202}
         assert scene.following.result is None
+
+
+def test_a_start_is_announced_only_for_those_that_are_started_again() -> None:
+    scene = Scene()
+    scene.following.supervised = True
+    scene.dies(0, KILLED, alone=False, follows="being started again")
+    scene.dies(1, KILLED)
+    assert [line.partition("(SIGKILL)")[2] for line in scene.lines] == ["; being started again", ""]
+
+
+def test_ways_in_which_workers_failed_are_all_named_within_bounds() -> None:
+    scene = Scene()
+    lost = tuple(worker(node, Presence.LOST) for node in range(3))
+    scene.heard(view(generation=0, phase="filling", alive=0, workers=lost))
+    for node, place in enumerate(("train.py:3", "train.py:9", "train.py:3")):
+        scene.dies(node, Death(status=1), Failure("ValueError: x", place), alone=False)
+    assert scene.stop_by == (
+        "workers 0, 2 failed at train.py:3: ValueError: x; worker 1 (pid 101) failed at train.py:9: ValueError: x"
+    )
+    many = [End(str(node), node, Death(status=node)) for node in range(1, MOST_WAYS + 3)]
+    assert sentences(many).endswith(
+        f"worker {MOST_WAYS} (pid {MOST_WAYS}) ended with status {MOST_WAYS}; 2 more ended in other ways"
+    )
 
 
 def test_ctrl_c_ends_replacements_as_well() -> None:

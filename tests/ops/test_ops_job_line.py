@@ -11,7 +11,7 @@ import pytest
 from samebits import config
 from samebits.ops.job_line import Pace, Standing, line_of, seconds, shown_value
 from samebits.ops.job_view import JobView
-from samebits.ops.progress import Screen
+from samebits.ops.progress import Screen, world_text
 from samebits.ops.question import ASK_S, Answer, Question
 from samebits.ops.showing import Showing
 from samebits.store.progress_report import ProgressReport, read_report, report_file, write_report
@@ -147,7 +147,7 @@ def shown(one: tuple[Showing, io.StringIO], seen: JobView | None, now: float, *,
 def test_the_line_shows_the_report_and_a_log_where_there_is_none(tmp_path: Path) -> None:
     write_report(tmp_path, "0", ProgressReport(1, 99, {"loss": 9.0}))  # an earlier job's
     one = showing(tmp_path)
-    assert shown(one, None, 0.0, linked=False) == ["train.py · waiting for the scheduler · 3 workers started"]
+    assert shown(one, None, 0.0, linked=False) == ["train.py · waiting for the scheduler · 3 workers running"]
     (tmp_path / "worker_0.log").write_text("epoch 0 step 20 loss 0.5\n")
     (tmp_path / "worker_1.log").write_text("hello\n")
     assert shown(one, view(), 10.0) == ["[worker_1]: hello", "train.py · step 7 · loss 0.5 · 3/3 workers"]
@@ -162,6 +162,17 @@ def test_the_line_shows_the_report_and_a_log_where_there_is_none(tmp_path: Path)
     assert away[0].startswith("train.py · scheduler away · step 10/100")
     waits = shown(one, replace(another, phase="filling; waiting for 1", seat_free_in_s=23.2, alive=2), 50.0)
     assert waits[0].endswith("2/3 workers · seat free in 24 s")
+
+
+def test_workers_that_are_waited_for_are_not_counted_as_ready() -> None:
+    forming = view(phase="forming; waiting for 0, 1", ready=1)
+    assert world_text(forming, forming.alive) == "1/3 workers ready"
+    assert world_text(view(ready=3), 3) == "3/3 workers"
+
+
+def test_time_lost_before_a_recovery_is_over_is_no_recovery_that_took_it() -> None:
+    assert line_of(Standing("train.py", "2/3 workers", lost_s=40.8)).endswith("2/3 workers · 40.8 s lost so far")
+    assert line_of(Standing("train.py", "3/3 workers", recoveries=1, lost_s=2.0)).endswith("1 recovery, 2.0 s lost")
 
 
 def test_a_notice_is_shown_once_whichever_of_scheduler_and_log_tells_it_first(tmp_path: Path) -> None:

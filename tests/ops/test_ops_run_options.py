@@ -11,7 +11,9 @@ import pytest
 
 from samebits import config
 from samebits.__main__ import main
-from samebits.commands import spelled
+from samebits.commands import spelled, spelled_run
+from samebits.ops import kept_start
+from samebits.ops.prepare import read_start
 from samebits.ops.run_options import Request, nodes_of_host, parse
 from samebits.ops.run_parser import SUPERVISED_RESTARTS, Streams
 from samebits.ops.spawning import Way
@@ -302,8 +304,32 @@ def test_a_command_is_the_repositorys_script_or_where_there_is_none_the_installe
     monkeypatch.chdir(root)
     assert spelled("run", "--fresh", "my train.py") == "bash scripts/run.sh --fresh 'my train.py'"
     monkeypatch.setattr("samebits.commands._SCRIPTS", here / "scripts")
+    monkeypatch.setattr("sys.argv", [str(here / "bin" / "samebits")])
+    assert spelled("recover") == f"{here}/bin/samebits recover", "the shell does not find it by its name"
+    (here / "bin").mkdir()
+    (here / "bin" / "samebits").touch(0o700)
+    monkeypatch.setenv("PATH", str(here / "bin"))
     assert spelled("run", "--fresh", "train.py") == "samebits run --fresh train.py"
-    assert spelled("recover") == "samebits recover"
+    monkeypatch.setattr("samebits.commands._SCRIPTS", root / "scripts")
+    assert spelled("recover") == "samebits recover", "as it was typed, also in a checkout"
+
+
+def test_a_printed_start_is_the_whole_command_that_was_typed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOG_DIR", "my logs")
+    monkeypatch.setenv("CLUSTER_SECRET", "open sesame, a long one")
+    words = ["-n", "2", "--spares", "1", "--dry-run", "train.py", "--name", "a b"]
+    start = read_start(parse(words, config.whole_environment())).start
+    monkeypatch.setattr("sys.argv", [str(here / "samebits")])
+    again = f"LOG_DIR='my logs' {here}/samebits run -n 2 --spares 1 train.py --name 'a b'"
+    assert start.command() == again
+    assert start.command(fresh=True) == again.replace(" run ", " run --fresh ")
+    kept_start.keep(here / "device", start)
+    assert (kept_start.read(here / "device") or start).command() == again
+    typed_to_script = ["MAX_RESTARTS=0", "--json", "--fresh", "--", "train.py", "-n", "3"]
+    monkeypatch.setattr("sys.argv", ["-m"])
+    monkeypatch.chdir(Path(__file__).resolve().parents[2])
+    assert spelled_run(typed_to_script) == "bash scripts/run.sh --json train.py -n 3"
+    assert "samebits run -n 2 train.py" in spelled_run(["-n", "2", "train.py"]), "run.sh knows no -n"
 
 
 def test_what_dies_with_this_command_is_not_left_to_itself(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ def test_whatever_is_killed_comes_back_without_a_person(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD, **SUPERVISED)
     job.wait_training()
     job.kill("worker_1")
-    shell.wait_for(r"worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\); started again\n")
+    shell.wait_for(r"worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\); being started again\n")
     shell.wait_for(r"worker 1's replacement, node 1\.1 \(pid \d+\), took slot 1 after \d+\.\d\d s\n")
     job.wait_view(lambda view: trains(view, "0", "1.1", "2"))
     job.kill("scheduler")

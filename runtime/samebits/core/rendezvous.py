@@ -297,8 +297,13 @@ class Rendezvous:
         self._world.expect_now(seat.slot)
         self._close_if_complete(round_)
 
+    @property
+    def joined(self) -> int:
+        """How many members have come to the open round."""
+        return 0 if self.round is None else len(self.round.joined)
+
     def waits_for(self) -> str:
-        """Whom the open round waits for."""
+        """Return the nodes that the open round waits for."""
         ledger, round_ = self._ledger, self.round
         slots = {*self._world.members(), *ledger.absent}
         return ledger.names_of(

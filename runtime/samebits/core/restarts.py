@@ -9,6 +9,7 @@ slowly where it does not stop; what the program itself does the same way twice i
 from __future__ import annotations
 
 import enum
+import re
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -26,6 +27,8 @@ FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 8.0  # under 2 × NODE_TIMEOUT, after which
 SAME_ERRORS, SAME_ERROR_WITHIN_S = 10, 60.0
 """So often in a row a place may meet one error of its program's own, each so soon after the last, at whatever step: the
 others may make steps without it."""
+_USAGE_STATUS = 2
+_USAGE_ERROR = re.compile(r"^(?:\S+: error|Error): ")  # as the last line of a log
 OWN_ERROR_WAIT_S = 1.0
 """What its own program ended: the others may meet the same error a moment later, and then the job's end is decided."""
 
@@ -57,6 +60,7 @@ class Sort(enum.Enum):
     OUTSIDE = "it comes from outside, and trying again may help however often"
     OWN = "the program's own: trying again helps, or does the same again"
     HOPELESS = "trying again cannot help"
+    ARGUMENTS = "the script refused its arguments, and refuses them at every start"
     ENDED = "the job is over, as the scheduler has told it"
 
 
@@ -64,8 +68,15 @@ _SORTS = {Retry.YES: Sort.OUTSIDE, Retry.ONCE: Sort.OWN, Retry.NO: Sort.HOPELESS
 
 
 def sort_of(seen: Observation, table: CauseTable = DEFAULT) -> Sort:
-    """What kind of cause it was, by the table of causes."""
+    """Return the kind of cause: by the table of causes, but for a script that refused its arguments."""
+    if seen.status is not None and is_usage_error(seen.status, seen.error):
+        return Sort.ARGUMENTS
     return _SORTS[table.of(seen).retry]
+
+
+def is_usage_error(status: int, error: str) -> bool:
+    """Return whether a process has ended as argparse and click end one whose arguments are wrong."""
+    return status == _USAGE_STATUS and _USAGE_ERROR.search(error) is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +129,8 @@ class Restarts:
             return Never("the job is over", ends_job=False)
         if loss.sort is Sort.HOPELESS:
             return Never("trying again cannot help")
+        if loss.sort is Sort.ARGUMENTS:
+            return Never("every start with these arguments fails alike")
         known = self._places.setdefault(place, _Place())
         if loss.sort is Sort.OWN:
             own = (loss.essence, loss.step)

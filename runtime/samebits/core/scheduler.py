@@ -255,6 +255,11 @@ class SchedulerCore:
         return self._stragglers.lines()
 
     @property
+    def ready(self) -> int | None:
+        """How many members have come to the round that forms the next generation; None if none is being formed."""
+        return self._rendezvous.joined if self._rendezvous.is_urgent() else None
+
+    @property
     def notices(self) -> list[tuple[int, str]]:
         """The latest warnings for followers, each with its number in this term."""
         return list(self._ledger.notices)
@@ -338,7 +343,8 @@ class SchedulerCore:
             is_partly_done = 0 < len(left) < len(state.by_slot)
             return f"finished; not done: {self._ledger.names_of(left)}" if is_partly_done else "finished"
         if self._rendezvous.is_urgent():
-            return _phase("forming", self._rendezvous.waits_for())
+            missing = self._ledger.names_of(self._ledger.absent)
+            return _phase("forming", missing or self._rendezvous.waits_for())
         if state.generation is None:
             return _phase("filling", self._ledger.names_of(self._ledger.absent))
         return "training"

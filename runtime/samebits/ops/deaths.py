@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from samebits.core.restarts import is_usage_error
 from samebits.ops.job_view import JobView
 from samebits.ops.local_processes import Death
 from samebits.tracebacks import Failure
@@ -18,6 +19,7 @@ GATHER_S = 0.3  # from one kill to the next of those that are said together
 GATHER_OWN_S = 1.5  # the same of processes that their own program ended, which each takes its time for
 GATHER_AT_MOST_S = 3.0
 NAMED = 12
+MOST_WAYS = 4
 
 MISSING_LINES = (
     "`import samebits` and `samebits.init()` at its beginning and `@samebits.elastic.run` above its training function"
@@ -25,6 +27,7 @@ MISSING_LINES = (
 _NO_RANK = re.compile(r"\b(?:RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\b")
 _STATUS = re.compile(r"ended with status (\d+): ")
 OWN_ADVICE = "do what that message says"
+CORRECT_ARGUMENTS = "correct the script's arguments"
 _OURS = range(64, 100)  # the exit codes of samebits.errors: such a process has said in its own words what to do
 
 
@@ -33,6 +36,7 @@ class End:
     """How one worker or spare ended.
 
     ``cause`` is what its log says of it, as far as that is an error. ``has_joined``: it has called ``samebits.init()``.
+    ``follows``: what is done about it, as "being started again"; empty if nothing is.
     """
 
     node: str
@@ -41,6 +45,7 @@ class End:
     cause: Failure | str = ""
     is_spare: bool = False
     has_joined: bool = True
+    follows: str = ""
 
     @property
     def is_failure(self) -> bool:
@@ -154,10 +159,12 @@ def correction(error: str) -> str:
             "in a job with spares ask samebits.get_rank() in the training function instead"
         )
     if "No module named 'runtime'" in error or "write `import samebits`" in error:
-        return "write `import samebits` in place of `import runtime`, and `samebits.` in place of `runtime.`"
+        return "write `import samebits` in place of `import samebits`, and `samebits.` in place of `runtime.`"
     status = _STATUS.search(error)
     if status is not None and int(status[1]) in _OURS:
         return OWN_ADVICE
+    if status is not None and is_usage_error(int(status[1]), error[status.end() :]):
+        return CORRECT_ARGUMENTS
     return "correct the script"
 
 
@@ -186,8 +193,20 @@ class Deaths:
 
     def take(self) -> list[list[End]]:
         """All of them, those together that ended alike, in the order they came."""
-        groups: dict[tuple[bool, str], list[End]] = {}
-        for end in self._unsaid:
-            groups.setdefault((end.is_spare, end.words), []).append(end)
-        self._unsaid, self._is_held = [], False
-        return list(groups.values())
+        unsaid, self._unsaid, self._is_held = self._unsaid, [], False
+        return alike(unsaid)
+
+
+def alike(ends: Sequence[End]) -> list[list[End]]:
+    """Return the ends that one sentence can tell, together, in the order of the first of each."""
+    groups: dict[tuple[bool, str, str], list[End]] = {}
+    for end in ends:
+        groups.setdefault((end.is_spare, end.words, end.follows), []).append(end)
+    return list(groups.values())
+
+
+def sentences(ends: Sequence[End]) -> str:
+    """Return a sentence for each way in which these ended, ``MOST_WAYS`` at most, the first first."""
+    found = alike([replace(end, follows="") for end in ends])
+    more = sum(map(len, found[MOST_WAYS:]))
+    return "; ".join([*map(sentence, found[:MOST_WAYS]), *([f"{more} more ended in other ways"] if more else [])])

@@ -1,7 +1,6 @@
-"""A follower's last words: how the job ended, what went first, what it cost, and what to type next.
+"""A follower's last lines: how the job ended, what went first, what it cost, and what to type next.
 
-Only the sentences live here; how it ended is ``verdict``'s. The one idea: what finished is said where everything else
-was, what did not is said on standard error, with a fix that can be pasted.
+What finished is shown where everything else was. What did not goes to standard error, with a fix that can be pasted.
 """
 
 from __future__ import annotations
@@ -12,21 +11,12 @@ from collections.abc import Sequence
 from samebits.commands import spelled
 from samebits.config import Settings
 from samebits.ops import kept_start
-from samebits.ops.deaths import OWN_ADVICE, correction, missing
+from samebits.ops.deaths import CORRECT_ARGUMENTS, OWN_ADVICE, correction, missing
 from samebits.ops.following import Following, Result
 from samebits.ops.history_show import summary_of_folder
 from samebits.ops.job_view import EndKind
 from samebits.ops.progress import JsonScreen, Screen
 from samebits.ops.verdict import EXIT_CODES, Verdict
-
-_ENDED = {
-    EndKind.FAILED: "failed",
-    EndKind.STOPPED: "was stopped",
-    EndKind.SCRIPT_FAILED: "was ended by its script",
-    EndKind.UNTRAINED: "was not trained",
-    EndKind.UNEQUAL: "was ended, for its ranks differ",
-    EndKind.POINTS_LOST: "was refused",
-}
 
 
 def say(result: Result, following: Following, settings: Settings, screen: Screen) -> None:
@@ -56,7 +46,7 @@ def _say_unfinished(verdict: Verdict, following: Following, settings: Settings, 
         at = f" (the last step heard of: {step})" if step else ""
     else:
         at = f" at step {step}" if step else ""
-    errors.say(f"the job {_ENDED.get(verdict.kind, 'was interrupted')}{at}: {verdict.cause}")
+    errors.say(f"the job {verdict.kind.words}{at}: {verdict.cause}")
     first = following.first_death(verdict.cause)
     if first and verdict.kind not in (EndKind.STOPPED, EndKind.SCRIPT_FAILED, EndKind.UNTRAINED):
         errors.say(f"the first to go: {first}")
@@ -72,19 +62,21 @@ def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:
     view = following.view
     has_begun = view is not None and view.generation > 0
     kept = kept_start.read(settings.log_dir)
-    script = kept.script if kept is not None else "train.py"
-    again, recover = spelled("run", script), f"{spelled('recover')} goes on from there"
+    again, fresh = (spelled("run", "train.py"),) * 2 if kept is None else (kept.command(), kept.command(fresh=True))
+    recover = f"{spelled('recover')} goes on from there"
+    if (correct := correction(verdict.cause)) == CORRECT_ARGUMENTS:
+        return f"{correct}: {again}"
     match verdict.kind:
         case EndKind.UNEQUAL | EndKind.POINTS_LOST if "Fix: " in verdict.cause:
             return ""
         case EndKind.UNTRAINED:
             return f"{missing(verdict.cause)}, then {again}"
         case EndKind.SCRIPT_FAILED if has_begun and settings.enable_recovery:
-            return f"{correction(verdict.cause)}, then {recover}"
+            return f"{correct}, then {recover}"
         case EndKind.SCRIPT_FAILED:
-            return f"{correction(verdict.cause)}, then {again}"
+            return f"{correct}, then {again}"
         case EndKind.UNEQUAL:
-            return f"correct the script, then {spelled('run', '--fresh', script)}"
+            return f"correct the script, then {fresh}"
         case EndKind.FAILED:
             return ""
     if not settings.enable_recovery:

@@ -336,6 +336,8 @@ class Follower:
             is_done = is_trained and not death.is_bad
             was_removed, has_joined = name not in self._names, self._has_joined(name, identity)
             cause = self._cause(name, death)
+            is_lost = not (is_done or was_removed or (death.status == 0 and not has_joined))
+            follows = self._lost(name, identity, death, cause) if is_lost else ""
             del self._watched[descriptor]
             self._poll.unregister(descriptor)
             os.close(descriptor)
@@ -349,9 +351,8 @@ class Follower:
                 is_trained=is_trained,
                 was_removed=was_removed,
                 has_joined=has_joined,
+                follows=follows,
             )
-            if not (is_done or was_removed or (death.status == 0 and not has_joined)):
-                self._lost(name, identity, death, cause)
             is_asked_for = death.status is not None and is_trained  # the script cannot always tell it itself
             if name != SCHEDULER and (death.is_bad or is_asked_for):
                 said = str(cause) if isinstance(cause, Failure) else f"{death}: {cause}" if cause else str(death)
@@ -399,13 +400,13 @@ class Follower:
 
     # ---- what is started again
 
-    def _lost(self, name: str, identity: ProcessIdentity, death: Death, cause: Failure | str) -> None:
-        """A process is gone that the job still needs."""
+    def _lost(self, name: str, identity: ProcessIdentity, death: Death, cause: Failure | str) -> str:
+        """Take in that a process is gone that the job still needs; return what is done about it, in words."""
         view, is_failure = self._following.view, isinstance(cause, Failure)
         if self._supervisor is None or self._following.is_closing:
-            return
+            return ""
         if name != SCHEDULER and death.status is not None and self._training_is_finished():
-            return  # its script ended itself: that is the job's end, and not to be tried again
+            return ""  # its script ended itself: that is the job's end, and not to be tried again
         known = view.node(node_of(name)) if view is not None else None
         step = 0 if view is None else view.step if known is None else known.step
         seen = _observation(death, cause)
@@ -420,8 +421,9 @@ class Follower:
             is_outside = loss.sort is Sort.OUTSIDE or (loss.sort is Sort.OWN and not (has_joined or is_failure))
             now = time.monotonic()
             if is_outside and self._discovery.takes(name, identity, death.status, now, has_joined=has_joined):
-                return
-        self._supervisor.died(Dead(name, identity, said, death.status, loss), time.monotonic())
+                return ""  # the decision on its host is shown next
+        is_again = self._supervisor.died(Dead(name, identity, said, death.status, loss), time.monotonic())
+        return "being started again" if is_again else ""
 
     def _supervise(self) -> None:
         """Start again what is due, where this process is the folder's supervisor."""
@@ -514,8 +516,8 @@ class Follower:
             name, identity = self._missing.pop()
             if self._known.get(name) == identity and not following.has_left(name):
                 following.found(name, identity, is_own=False)
-                following.died(name, identity, Death(), "", time.monotonic())
-                self._lost(name, identity, Death(), "")
+                follows = self._lost(name, identity, Death(), "")
+                following.died(name, identity, Death(), "", time.monotonic(), follows=follows)
 
     def _carry_out(self) -> None:
         self._judge_scheduler()

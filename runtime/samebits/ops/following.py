@@ -144,11 +144,12 @@ class Following:
         is_trained: bool = False,
         was_removed: bool = False,
         has_joined: bool = True,
+        follows: str = "",
     ) -> None:
-        """A process that was found has ended; ``cause`` is what it said of that, empty where nothing.
+        """Take in that a process has ended; ``cause`` is what it said about that, empty if nothing.
 
         ``is_trained``: training is finished. ``is_done``: so that a worker is expected to go. ``was_removed``: it was
-        told to go. ``has_joined``: it had called ``samebits.init()``.
+        told to go. ``has_joined``: it had called ``samebits.init()``. ``follows``: what is done about its end.
         """
         self._is_trained = self._is_trained or is_trained
         known = (*self._local.values(), *self._targets, *self._replaced)
@@ -159,7 +160,7 @@ class Following:
         if was_removed and not self.is_closing:
             self._say(f"{self._title(name)} (pid {identity.pid}), which was removed, {death}")
         elif name != SCHEDULER and (death.is_bad or not is_done):
-            end = End(node_of(name) or "", identity.pid, death, cause, self._is_spare(name), has_joined)
+            end = End(node_of(name) or "", identity.pid, death, cause, self._is_spare(name), has_joined, follows)
             self._worker_died(local, end, now)
 
     def forget(self, name: str) -> None:
@@ -348,8 +349,7 @@ class Following:
         if alike[0].has_own_advice:
             return ""
         if self.supervised:
-            is_over = self._has_ended_itself_after_training(alike[0])
-            return "" if alike[0].is_stranger or is_over else "; started again"
+            return f"; {alike[0].follows}" if alike[0].follows else ""
         if self._recovery and self.running() and not all(has_no_slot(end, self.view) for end in alike):
             until = self._clock_time(now + self._topo_timeout_s)
             meanwhile = what_others_do(
@@ -359,10 +359,6 @@ class Following:
                 shrinking=f"after {self._shrink_grace_s:g} s (SHRINK_GRACE)",
             )
         return meanwhile + advice(alike, self._recover)
-
-    def _has_ended_itself_after_training(self, end: End) -> bool:
-        """Return whether its script ended with an error after training: that is how the job ends."""
-        return self._is_trained and end.death.status is not None
 
     def _is_started_again(self, end: End) -> bool:
         """Whether another process has its name by now."""

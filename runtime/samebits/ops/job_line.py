@@ -160,8 +160,8 @@ def _parts(standing: Standing) -> list[tuple[int, str]]:
     values = [f"{name} {value}" for name, value in standing.values.items()]
     recoveries = ""
     if standing.recoveries or standing.lost_s >= 0.05:
-        count = standing.recoveries
-        recoveries = f"{count} recover{'y' if count == 1 else 'ies'}, {seconds(standing.lost_s, fine=True)} lost"
+        count, lost = standing.recoveries, f"{seconds(standing.lost_s, fine=True)} lost"
+        recoveries = f"{count} recover{'y' if count == 1 else 'ies'}, {lost}" if count else f"{lost} so far"
     return [
         (6, standing.script),
         (1, standing.phase),

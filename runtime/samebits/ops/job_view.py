@@ -36,6 +36,23 @@ class EndKind(Enum):
     UNEQUAL = "unequal"
     POINTS_LOST = "points_lost"
 
+    @property
+    def words(self) -> str:
+        """How a sentence tells it, as in ``the job was stopped``."""
+        return _ENDED[self]
+
+
+_ENDED = {
+    EndKind.STOPPED: "was stopped",
+    EndKind.INTERRUPTED: "was interrupted",
+    EndKind.FORMATION_TIMEOUT: "was interrupted",
+    EndKind.FAILED: "failed",
+    EndKind.SCRIPT_FAILED: "was ended by its script",
+    EndKind.UNTRAINED: "was not trained",
+    EndKind.UNEQUAL: "was ended, because its ranks differ",
+    EndKind.POINTS_LOST: "could not go on",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class WorkerView:
@@ -118,6 +135,7 @@ class JobView:
     standstill: str = ""  # who holds the others up, where no step is made
     ailments: tuple[str, ...] = ()  # what is wrong with whose host, a sentence each
     stragglers: tuple[str, ...] = ()  # who is slower than the others, a sentence each
+    ready: int | None = None  # how many workers have come to the round that forms; None if none forms
     notices: tuple[tuple[int, str], ...] = ()  # the latest warnings, each with its number in this term
     stall: Stall | None = None  # the same, as values
     address: str = ""  # of its scheduler, where SCHED_HOST names several
@@ -159,6 +177,7 @@ class JobView:
             standstill=content.get("standstill", ""),
             ailments=tuple(content.get("ailments", ())),
             stragglers=tuple(content.get("stragglers", ())),
+            ready=content.get("ready"),
             notices=tuple((int(number), str(text)) for number, text in content.get("notices", ())),
             stall=_stall(content.get("stall")),
             address=content.get("address", ""),

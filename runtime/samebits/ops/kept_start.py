@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from samebits import config, earlier, strict_json
-from samebits.commands import spelled
+from samebits.commands import spelled, spelled_run
 from samebits.config import Role, Settings
 from samebits.errors import SettingsError, StoreError, UsageError
 from samebits.ops.changed_script import ScriptVersion
@@ -26,7 +26,7 @@ START_FILE = "start.json"
 POINTER_FILE = "elsewhere"
 USUAL_LOG_DIR = Path("device")
 _VERSION = 2
-_EARLIER_VERSION = 1  # its scripts say `import runtime`
+_EARLIER_VERSION = 1  # its scripts say `import samebits`
 _LATEST_S = 1e11  # since 1970, that a clock of this system can show
 _MAX_FILE_BYTES = 4 << 20
 
@@ -58,6 +58,9 @@ class KeptStart:
     """Discovered hosts that are not to be used."""
     job: str = ""
     """The job's id, which ``run`` chose; empty if another host has the scheduler, or an earlier release wrote this."""
+    words: tuple[str, ...] = ()
+    """What was typed to start it, after the variables of ours that were exported; empty if an earlier release wrote
+    this."""
 
     def settings(self, secrets: Mapping[str, str] | None = None) -> Settings:
         """The scheduler's settings, with folders made absolute; ``secrets`` are today's (see ``secrets_for``).
@@ -67,6 +70,11 @@ class KeptStart:
         """
         settings, _ = config.read({**self.environment, **(secrets or {})}, role_required=False)
         return replace(settings_in(self.folder, settings), role=Role.SCHEDULER)
+
+    def command(self, *, fresh: bool = False) -> str:
+        """Return the whole command that starts this job again; with ``fresh`` it begins anew."""
+        module = ("-m",) if self.way is Way.MODULE else ("--no-python",) if self.way is Way.PROGRAM else ()
+        return spelled_run(self.words or (*module, self.script, *self.args), fresh=fresh)
 
     def moved_to(self, folder: Path) -> KeptStart:
         """The same start where everything that lay in its folder lies in another one now."""
@@ -125,6 +133,7 @@ def keep(log_dir: Path, start: KeptStart) -> None:
             ("size", start.size),
             ("drained", list(start.drained)),
             ("job", start.job),
+            ("words", list(start.words)),
         )
         if value or value == 0
     }
@@ -172,6 +181,7 @@ def read(log_dir: Path) -> KeptStart | None:
             raise ValueError(f"size is {str(size)[:40]!r}")
         drained = tuple(str(host) for host in content.get("drained", ()))
         job = str(content.get("job", ""))
+        typed = tuple(str(word) for word in content.get("words", ()))
         words = (str(content[key]) for key in ("folder", "interpreter", "script"))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(
@@ -194,6 +204,7 @@ def read(log_dir: Path) -> KeptStart | None:
         size=size,
         drained=drained,
         job=job,
+        words=typed,
     )
 
 
@@ -305,7 +316,7 @@ def find_here() -> tuple[Path, KeptStart, bool]:
 
 
 def _not_at_home(kept: KeptStart) -> str:
-    moved, fresh = spelled("recover", "--moved"), spelled("run", "--fresh")
+    moved, fresh = spelled("recover", "--moved"), kept.command(fresh=True)
     if not is_copied(kept):
         return (
             f"the job in {Path.cwd()} was started in {kept.folder}, which is gone: this folder was moved. "

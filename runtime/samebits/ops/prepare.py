@@ -99,11 +99,19 @@ def read_start(request: Request) -> Ready:
         has_scheduler=request.has_scheduler,
         hosts=request.hosts,
         job=str(uuid.uuid4()) if request.has_scheduler else "",
+        words=_typed(request),
     )
     settings = replace(kept_start.settings_in(start.folder, settings), role=Role.SCHEDULER)
     secret_words(settings.cluster_secret, settings.cluster_secret_file)  # better now than in every process
     cause_file.table_of(settings)
     return Ready(settings, start, listener, port_problem, said)
+
+
+def _typed(request: Request) -> tuple[str, ...]:
+    """Return the words that were typed, after the variables of ours that the environment gave."""
+    given = config.own_environment(config.whole_environment())
+    told = (f"{name}={value}" for name, value in sorted(given.items()) if name not in request.environment)
+    return (*told, *(word for word in request.words if word != "--dry-run"))
 
 
 def _require_script(request: Request) -> None:
@@ -140,7 +148,7 @@ def prepare(ready: Ready, *, fresh: bool) -> None:
     settings, start = ready.settings, ready.start
     private.check_folder(settings.recovery_path, "RECOVERY_PATH")
     lock = DirectoryLock(settings.recovery_path, "run.sh")
-    found = look(settings, ready.port_problem)
+    found = look(settings, ready.port_problem, start.command(fresh=True))
     if settings.recovery_path.exists():
         try:
             lock.acquire()
@@ -159,15 +167,15 @@ def prepare(ready: Ready, *, fresh: bool) -> None:
         say(f"{usual} is another job's: for this one type LOG_DIR={settings.log_dir} {found.recover}")
 
 
-def look(settings: Settings, port_problem: str = "") -> Found:
-    """Find what there is, without changing anything."""
+def look(settings: Settings, port_problem: str = "", fresh: str = "") -> Found:
+    """Find what there is, without changing anything; ``fresh`` is the command that moves it aside and starts anew."""
     found = Found(
         name=settings.job_name,
         recovery_path=settings.recovery_path,
         checkpoint_path=settings.checkpoint_path,
         log_dir=settings.log_dir,
         recover=spelled("recover"),
-        fresh=spelled("run", "--fresh"),
+        fresh=fresh or spelled("run", "--fresh"),
         port_problem=port_problem,
     )
     try:

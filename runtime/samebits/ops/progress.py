@@ -79,8 +79,13 @@ class LossTail:
 
 
 def world_text(view: JobView, alive: int) -> str:
-    """``4/4 workers, 1 spare``; after a shrink ``3/3 workers (4 wanted)``, with ``1 joining`` before it grows."""
-    text = f"{alive}/{view.world_size} workers"
+    """Return ``4/4 workers, 1 spare``.
+
+    While a generation forms: ``2/4 workers ready``. After a shrink: ``3/3 workers (4 wanted)``, with ``1 joining``
+    before it grows.
+    """
+    ready = alive if view.ready is None else min(view.ready, alive)
+    text = f"{ready}/{view.world_size} workers{' ready' if ready < alive else ''}"
     if view.world_size < view.wanted_size:
         text += f" ({view.wanted_size} wanted)"
     if view.joining:

@@ -96,7 +96,7 @@ def _moved_in() -> tuple[Path, KeptStart]:
             if identity.is_alive() and not runs_in(identity, Path.cwd(), log_dir / f"{name}.log"):
                 raise UsageError(
                     f"{spoken(name)} ({identity}) of the job that was copied to {Path.cwd()} runs elsewhere, and one "
-                    f"job cannot go on in two folders. Fix: `{spelled('run', '--fresh')}` starts anew here"
+                    f"job cannot go on in two folders. Fix: `{moved.command(fresh=True)}` starts anew here"
                 )
         kept_start.keep(log_dir, moved)
     _say(f"the job that was started in {kept.folder} goes on in {moved.folder}")
@@ -115,7 +115,7 @@ def _bring_back(log_dir: Path, kept: KeptStart) -> Result | None:
         remains = look(settings)
         _require_own_journal(kept, settings, remains)
         if _journal_is_lost(remains):
-            _refuse_without_journal(settings)
+            _refuse_without_journal(settings, kept)
         supervisor = supervisor_for(settings)
         job = remains.view.job if remains.view is not None else ""
         replaces = supervisor is not None and can_replace(settings, job)
@@ -180,7 +180,7 @@ def _require_own_journal(kept: KeptStart, settings: Settings, remains: Remains) 
         raise ForeignFolderError(
             f"RECOVERY_PATH={settings.recovery_path} holds {view}, and this folder's job is {kept.job} "
             f"({kept.script}), which has no journal there. Fix: give each job a RECOVERY_PATH of its own, then "
-            f"`{spelled('run', kept.script)}`"
+            f"`{kept.command()}`"
         )
 
 
@@ -191,7 +191,7 @@ def _journal_is_lost(remains: Remains) -> bool:
     return is_here and remains.view is None and not (runs or remains.scheduler_holds)
 
 
-def _refuse_without_journal(settings: Settings) -> None:
+def _refuse_without_journal(settings: Settings, kept: KeptStart) -> None:
     """Refuse to begin another job in the folders of this one, before anything is written.
 
     Raises:
@@ -201,7 +201,7 @@ def _refuse_without_journal(settings: Settings) -> None:
     if candidate is None and read_owner(settings.log_dir) is None:
         return
     gone = f"RECOVERY_PATH={settings.recovery_path} holds no journal, and no process of the job is left"
-    fresh = f"`{spelled('run', '--fresh')}` starts anew"
+    fresh = f"`{kept.command(fresh=True)}` starts anew"
     if candidate is None:
         raise StoreError(f"{gone}; no point on disk is held by all ranks. Fix: bring that folder back, or {fresh}")
     raise StoreError(
@@ -229,7 +229,7 @@ def _begin_journal(log_dir: Path, kept: KeptStart) -> None:
         if candidate is None:
             raise StoreError(
                 f"CHECKPOINT_PATH={settings.checkpoint_path}: no whole point is held by all ranks. Fix: "
-                f"`{spelled('run', '--fresh')}` starts anew"
+                f"`{kept.command(fresh=True)}` starts anew"
             )
         from_checkpoints.begin(settings, candidate)
         kept_start.keep(log_dir, replace(kept, job=candidate.job))
@@ -301,7 +301,13 @@ def look(settings: Settings) -> Remains:
         is_alive=ProcessIdentity.is_alive,
         host=host_id(),
         has_scheduler=kept is None or kept.has_scheduler,
+        again=spelled("run") if kept is None else _with_recovery(kept).command(),
     )
+
+
+def _with_recovery(kept: KeptStart) -> KeptStart:
+    words = tuple(word for word in kept.words if not word.removeprefix(config.PREFIX).startswith("ENABLE_RECOVERY="))
+    return replace(kept, words=words)
 
 
 def _say(text: str) -> None:

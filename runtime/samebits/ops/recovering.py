@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from samebits.commands import spelled
 from samebits.errors import JobFailedError
@@ -31,6 +31,7 @@ class Remains:
         is_alive: whether exactly this process runs.
         host: this machine's name in the job.
         has_scheduler: whether the scheduler belongs to this machine.
+        again: the command that starts such a job anew, with recovery.
     """
 
     nodes: tuple[str, ...]
@@ -43,6 +44,7 @@ class Remains:
     is_alive: Callable[[ProcessIdentity], bool]
     host: str
     has_scheduler: bool = True
+    again: str = field(default_factory=lambda: spelled("run"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +80,8 @@ def plan_recovery(remains: Remains) -> Recovery:
     if not remains.recovery:
         if not alive:
             raise JobFailedError(
-                "this job was started with ENABLE_RECOVERY=0 and is over: nothing of it was kept. Start it anew with "
-                f"ENABLE_RECOVERY=1 and `{spelled('run')}`"
+                "this job was started with ENABLE_RECOVERY=0 and is over: nothing of it was kept. Fix: start it anew, "
+                f"with ENABLE_RECOVERY=1: `{remains.again}`"
             )
         return Recovery(lines=("this job was started with ENABLE_RECOVERY=0: nothing can come back, only follow",))
     recovery = _gone(remains, names)

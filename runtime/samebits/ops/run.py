@@ -123,7 +123,9 @@ def _start(ready: Ready) -> None:
 
 def _show(ready: Ready, request: Request) -> int:
     """What a start would do, without doing any of it."""
-    plan = starting.plan_start(prepare.look(ready.settings, ready.port_problem), fresh=request.fresh)
+    plan = starting.plan_start(
+        prepare.look(ready.settings, ready.port_problem, ready.start.command(fresh=True)), fresh=request.fresh
+    )
     program, names = _program(ready), _names(ready)
     told = {**request.environment, **{key: ready.start.environment[key] for key in ("SCHED_PORT",) if ready.said}}
     processes: list[dict[str, Any]] = [

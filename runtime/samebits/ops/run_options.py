@@ -34,6 +34,7 @@ class Request:
         has_scheduler: whether the scheduler is started on this host.
         hosts: where hosts are discovered: which each of the nodes is started on.
         tee: whose log lines are shown as they come.
+        words: what was typed.
         signals: besides SIGINT and SIGTERM, what ends the job where this command gets it.
     """
 
@@ -49,6 +50,7 @@ class Request:
     dry_run: bool = False
     as_json: bool = False
     tee: Streams = field(default_factory=lambda: Streams({}))
+    words: tuple[str, ...] = ()
     signals: tuple[signal.Signals, ...] = ()
 
 
@@ -139,6 +141,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         dry_run=options.dry_run,
         as_json=options.json,
         tee=_shown(options.tee, options.local_ranks_filter),
+        words=tuple(words),
         signals=options.signals_to_handle,
     )
 

@@ -1,7 +1,6 @@
-"""``status``: how the job stands, asked of its scheduler or, where none runs, read from its journal.
+"""``status``: how the job stands, asked of its scheduler or, if none runs, read from its journal.
 
-Only the asking and the table live here. The one idea: who answered is always said, for a journal knows seats, not
-processes.
+The output always tells which of the two answered, because a journal knows seats, not processes.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from samebits.config import Settings
 from samebits.errors import UsageError
 from samebits.ops import kept_start
 from samebits.ops.clean import memory_line
+from samebits.ops.history_show import summary_of_folder
 from samebits.ops.job_view import JobView, Presence, WorkerView, stored_view
 from samebits.ops.progress import world_text
 from samebits.ops.scheduler_link import ANSWER_TIMEOUT_S, ask_once
@@ -33,6 +33,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     settings = kept_start.settings_here()
     content = find(settings)
+    if content["source"] == "journal":  # the workers may have made steps after the last record that names one
+        content = {**content, "step": summary_of_folder(settings.recovery_path, content["step"])[0]}
     if options.json:
         print(strict_json.dumps(content))
         return 0
@@ -74,8 +76,9 @@ def table(view: JobView, settings: Settings, stored: JobView | None = None) -> s
     Args:
         stored: what the journal says, which alone remembers who was lost and is back.
     """
+    phase = view.ended.kind.words if view.from_journal and view.ended is not None else view.phase
     step = "" if settings.plain else f" · step {view.step}"
-    head = [str(view), f"{view.phase}{step} · {world_text(view, view.alive)}"]
+    head = [str(view), f"{phase}{step} · {world_text(view, view.alive)}"]
     head[1] += f" · term {view.term} · generation {view.generation}"
     if view.address:
         head[1] += f" · scheduler at {view.address}"

@@ -82,7 +82,8 @@ class Showing:
     def _standing(self, view: JobView | None, *, is_linked: bool, running: int, now: float) -> Standing:
         if view is None:
             phase = self._phase(view, is_linked=is_linked, running=running)
-            return Standing(self._script, f"{running} workers started", phase, self._pace.phase_s(now))
+            running_text = f"{running} worker{'' if running == 1 else 's'} running"
+            return Standing(self._script, running_text, phase, self._pace.phase_s(now))
         phase = self._phase(view, is_linked=is_linked, running=running)
         alive = view.alive if is_linked else min(running, view.alive)  # who has left may still be ending
         seat = view.seat_free_in_s if is_linked else None

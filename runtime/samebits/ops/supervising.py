@@ -144,17 +144,19 @@ class Supervisor:
 
     # ---- deaths
 
-    def died(self, dead: Dead, now: float) -> None:
-        """A process of this machine is gone that the job still needs."""
+    def died(self, dead: Dead, now: float) -> bool:
+        """Take in that a process the job still needs is gone; return whether it will be started again."""
         if not self.holds or self._given_up is not None:
-            return
+            return False
         match self._restarts.died(_place_of(dead.name), dead.loss, now):
             case Again(at):
                 self._due[dead.name] = (at, dead)
+                return True
             case Never(why, ends_job=True):
                 self._given_up = GivenUp(dead, why)
             case Never():
                 pass
+        return False
 
     def is_at_it(self) -> bool:
         """Whether somebody is to be started who is not yet."""

@@ -20,7 +20,7 @@ from samebits.errors import (
     UnequalError,
     UntrainedError,
 )
-from samebits.ops.deaths import End, has_no_slot, sentence
+from samebits.ops.deaths import End, has_no_slot, sentence, sentences
 from samebits.ops.job_view import EndKind, JobView
 from samebits.ops.supervising import GivenUp
 
@@ -60,7 +60,7 @@ def verdict_of(given_up: GivenUp) -> Verdict:
     match dead.loss.sort:
         case Sort.HOPELESS if dead.status is not None:
             return Verdict(EndKind.INTERRUPTED, cause, dead.status)
-        case Sort.OWN:
+        case Sort.OWN | Sort.ARGUMENTS:
             return Verdict.unfinished(EndKind.SCRIPT_FAILED, cause)
         case _:
             return Verdict.unfinished(EndKind.INTERRUPTED, cause)
@@ -79,10 +79,10 @@ def verdict_of_all(ends: Sequence[End], view: JobView | None, *, is_trained: boo
     if all(end.is_stranger for end in workers):
         return Verdict.unfinished(EndKind.UNTRAINED, sentence(workers))
     failed = next((end for end in workers if end.is_failure), None) or next(e for e in workers if not e.is_stranger)
-    alike = [end for end in workers if end.words == failed.words]
+    text = sentences(sorted(workers, key=lambda end: end.words != failed.words))
     status = failed.death.status
     if is_trained:
-        return Verdict.unfinished(EndKind.SCRIPT_FAILED, sentence(alike), status or 0)
+        return Verdict.unfinished(EndKind.SCRIPT_FAILED, text, status or 0)
     if status is not None and failed.has_own_advice:
-        return None if view.workers else Verdict(EndKind.INTERRUPTED, sentence(alike), status)
-    return Verdict.unfinished(EndKind.SCRIPT_FAILED, sentence(alike))
+        return None if view.workers else Verdict(EndKind.INTERRUPTED, text, status)
+    return Verdict.unfinished(EndKind.SCRIPT_FAILED, text)

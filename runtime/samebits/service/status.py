@@ -61,6 +61,7 @@ def snapshot(core: SchedulerCore, *, whole: bool) -> Content:
         **_durable(state),
         "phase": phase,
         **_world(state, nodes, policy.world_size, policy.min_world_size, policy.max_world_size),
+        "ready": core.ready,
         "recovery": policy.recovery,
         "step": max([*_durable_steps(state), *(worker["step"] for worker in nodes["workers"])], default=0),
         "seat_free_in_s": core.seat_free_in_s(),

@@ -25,7 +25,7 @@ from typing import NoReturn
 import torch
 
 from samebits import config
-from samebits.commands import spelled
+from samebits.commands import spelled_run
 from samebits.config import Role, Settings
 from samebits.core.lines import root_of
 from samebits.core.messages import Admitted, GenerationStarted, Place
@@ -228,7 +228,7 @@ def init() -> None:
     if alone is not None:
         ending.scheduler = SchedulerThread(replace(settings, job_name=job_name))
         settings = ending.scheduler.settings
-        on_more = spelled("run", Path(sys.argv[0]).name or "train.py")
+        on_more = spelled_run(sys.argv if sys.argv[0] else ["train.py"])
         log.say(f"a world of one, in this process alone; `{on_more}` trains on more")
     _process = _take_seat(settings, job_name, ending)
 
