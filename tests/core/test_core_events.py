@@ -7,11 +7,11 @@ import itertools
 import pytest
 
 from samebits.core.events import MAX_TEXT, NAMED, Chronicle, Event, Kind
-from samebits.core.messages import Activity, Join, Leave, SavedPoints
+from samebits.core.messages import Activity, Join, Leave, ProcessEnded, SavedPoints
 from samebits.core.point import Point
 from samebits.core.ready import Level, Note, Ready
 from samebits.core.recoveries import recoveries_of
-from samebits.core.scheduler import Received
+from samebits.core.scheduler import EndSeen, Received
 from tests.core.house import House, policy
 
 WALL_S = 1_700_000_000.0
@@ -94,6 +94,12 @@ def test_a_kill_with_a_spare_is_one_recovery_with_its_cause_and_the_last_to_join
     assert (row.last_to_join, row.last_to_train, row.generation, row.members) == ("2", "2", 2, 2)
     assert row.phases() == {"decide": 0, "wait_for_seats": 0, "meet": 750, "restore": 125}
     assert "rank 0" in row.restored_from
+    assert row.cause == "worker 1: its connection closed and its process is gone"
+    lost = house.seat("1").process
+    killed = ProcessEnded("1", lost.host, lost.pid, lost.started_at, "was killed by signal 9 (SIGKILL)", signal=9)
+    house.step(EndSeen(killed))
+    (row,) = recoveries_of(house.events)
+    assert row.cause.startswith("worker 1: was killed by signal 9 (SIGKILL)"), "told after the recovery was over"
 
 
 def test_who_leaves_tells_the_last_step_it_has_made() -> None:

@@ -93,6 +93,8 @@ class Recoveries:
                 self._close(event)
             case Kind.TRAINED | Kind.INTERRUPTED | Kind.FINISHED:
                 self._open, self._has_trained = None, False
+            case Kind.CAUSE:  # it may come after the recovery is over
+                self._explain(event)
             case Kind.LOST | Kind.ROUND if self._open is None and self._has_trained:
                 if not event.more.get("spare"):
                     self._begin(event)
@@ -119,14 +121,19 @@ class Recoveries:
         self._open = row
         self._go_on(row, event)
 
+    def _explain(self, event: Event) -> None:
+        """Take the better cause into the last recovery that this node's loss began."""
+        rows = [*self.rows, *([self._open] if self._open is not None else [])]
+        row = next((one for one in reversed(rows) if one.lost[:1] == [event.node]), None)
+        if row is not None:
+            row.cause = f"worker {event.node}: {event.text}"
+
     def _go_on(self, row: Recovery, event: Event) -> None:
         match event.kind:
             case Kind.LOST:
                 if event.node not in row.lost:
                     row.lost.append(event.node)
                 row.step = max(row.step, event.step)
-            case Kind.CAUSE if row.lost[:1] == [event.node]:
-                row.cause = f"worker {event.node}: {event.text}"
             case Kind.ROUND:
                 if row not in self.rows:  # the loss of who is no member yet opens none
                     self.rows.append(row)

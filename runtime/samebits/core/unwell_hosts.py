@@ -14,6 +14,7 @@ from types import MappingProxyType
 from samebits.core.health import place_said, said
 from samebits.core.ledger import Ledger
 from samebits.core.messages import OF_A_THREAD, OF_HIDDEN_STATE, Activity, Ailment, Depart, Oddity, Sign, Unwell
+from samebits.core.ready import Level
 from samebits.core.state import Seat
 
 ODDITY_S = 30.0
@@ -50,10 +51,14 @@ class UnwellHosts:
         after, name = self._of_host(host), host.partition("#")[0]
         for place, one in after.items():
             if place not in before:
-                self._ledger.announce(f"host {name} (worker {seat.node}): {said(one)}")
+                text = f"host {name} (worker {seat.node}): {said(one)}"
+                if one.drains:
+                    self._ledger.announce(text)
+                else:  # a status lists it; busy CPUs, for one, are what training is for
+                    self._ledger.ready.say(text, Level.WARNING)
         for place in before:
             if place not in after:
-                self._ledger.announce(f"host {name} is well again: {place_said(*place)}")
+                self._ledger.ready.say(f"host {name} is well again: {place_said(*place)}", Level.WARNING)
         if self._leaving == seat.node and seat.node in self._wanting:
             self._ask(seat, said(self._wanting[seat.node]))  # the first word may be lost
 
