@@ -276,7 +276,7 @@ def test_a_collective_before_elastic_run_is_refused_with_its_file_and_line(tmp_p
     program = (
         "import torch; import samebits.horovod as hvd\n"
         "from samebits.training.group import group; from samebits.training.process import context\n"
-        "group.form_alone(torch.device('cpu'), refusal=context.COLLECTIVE_TOO_EARLY)\n"
+        "group.form_alone(torch.device('cpu'), alone=context.side_of_training)\n"
         "try: hvd.allreduce(torch.ones(1))\n"
         "except Exception as error: print(type(error).__name__, error)"
     )

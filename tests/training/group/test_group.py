@@ -187,15 +187,19 @@ def test_a_group_that_was_not_formed_says_so() -> None:
 
 
 def test_a_refusal_stops_the_scripts_own_calls_and_not_ddp() -> None:
-    group = form_alone(CPU, refusal="call it inside the function that elastic.run runs")
+    side = ["before"]
+    group = form_alone(CPU, alone=lambda: side[0])
     try:
         wrapper = torch.nn.parallel.DistributedDataParallel(
             torch.nn.BatchNorm1d(2)
         )  # broadcasts, and does each forward
         wrapper(torch.ones(3, 2)).sum().backward()
         for call in (lambda: dist.all_reduce(torch.ones(1)), dist.barrier, lambda: dist.new_group([0])):
-            with pytest.raises(UsageError, match=r"elastic\.run"):
-                call()
+            for side[0] in ("before", "after"):
+                with pytest.raises(
+                    UsageError, match=rf"a collective {side[0]} samebits\.elastic\.run would run in this"
+                ):
+                    call()
     finally:
         group.drop()
 

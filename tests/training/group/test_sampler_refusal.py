@@ -27,7 +27,7 @@ class Own(DistributedSampler[int]):
 @pytest.fixture
 def early() -> Iterator[Group]:
     """The group of one, in the phase in which a script's collectives are refused."""
-    group = form_alone(CPU, refusal="too early")
+    group = form_alone(CPU, alone=lambda: "after")
     yield group
     group.drop()
 
@@ -45,7 +45,8 @@ def early() -> Iterator[Group]:
 )
 def test_a_sampler_that_asks_the_group_of_one_is_refused(early: Group, build: Any) -> None:
     with pytest.raises(
-        UsageError, match=r"inside the function that elastic\.run calls, or use samebits\.ElasticSampler"
+        UsageError,
+        match=r"after samebits.elastic.run .* inside the function that elastic\.run calls, or use samebits",
     ):
         build()
 

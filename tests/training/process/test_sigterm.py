@@ -56,6 +56,26 @@ def test_in_a_step_it_is_remembered_and_obeyed_at_the_commit(own: list[int]) -> 
     assert (own, departure.has_left) == ([TERM], True)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "DataLoader worker (pid 71) is killed by signal: Terminated. ",
+        "DataLoader worker (pid(s) 71, 72) exited unexpectedly",
+    ],
+)
+def test_a_loader_that_the_same_signal_has_ended_is_no_error_of_the_script(own: list[int], text: str) -> None:
+    departure = installed(Stage.TRAINING)
+    timer = threading.Timer(0.05, os.kill, (os.getpid(), TERM))  # the loader's error is there first
+    timer.start()
+    with leaving():
+        departure.obey_behind(RuntimeError(text))
+    timer.join()
+    assert departure.has_left
+    alone = installed(Stage.TRAINING)
+    for error in (RuntimeError(text), RuntimeError("no"), ValueError(text)):
+        alone.obey_behind(error)  # nobody has asked: the error stands
+
+
 def test_where_it_waits_it_leaves_at_once(own: list[int]) -> None:
     departure = installed(Stage.TRAINING)
     with leaving(), departure.waits():

@@ -38,6 +38,10 @@ from samebits.training.group.works import (
 
 __all__ = ["BreakableGroup", "ReducerGroup"]
 
+COLLECTIVE_ALONE = (
+    "a collective {when} samebits.elastic.run would run in this process alone. Fix: move the call into the function "
+    "that elastic.run calls"
+)
 _MANY = 8  # works in flight; beyond, those that have ended are let go
 _NO_BACKWARD = -1
 
@@ -57,7 +61,8 @@ class BreakableGroup(dist.ProcessGroup):
         breaker: the switch its works obey.
         timeout: of a send or receive for which the caller gives none.
         subgroup: makes a group of some of its ranks, for ``dist.new_group``.
-        refusal: when given, the sentence a script's own ``dist.*`` call is refused with.
+        alone: when given, a script's own ``dist.*`` call is refused; it returns ``before`` or ``after``, whichever side
+            of the training the process is on.
         recorder: keeps what was launched last.
 
     Attributes:
@@ -72,7 +77,7 @@ class BreakableGroup(dist.ProcessGroup):
         breaker: Breaker,
         timeout: timedelta,
         subgroup: Subgroup,
-        refusal: str | None = None,
+        alone: Callable[[], str] | None = None,
         recorder: Recorder | None = None,
     ) -> None:
         # Of torch's two constructors Python classes may use only this one, which its stubs do not have.
@@ -82,7 +87,7 @@ class BreakableGroup(dist.ProcessGroup):
         self.breaker = breaker
         self._timeout = timeout
         self._subgroup = subgroup
-        self._refusal = refusal
+        self._alone = alone
         self.recorder = recorder or Recorder(None, "", "", ())
         self.launched = InFlight(self.recorder)
         self.count = 0
@@ -115,8 +120,8 @@ class BreakableGroup(dist.ProcessGroup):
     def _launch(self, name: str, *args: Any, **kwargs: Any) -> dist.Work:
         self.breaker.check()
         await_this_thread_at_exit()
-        if self._refusal is not None and sys._getframe(3).f_code.co_filename == distributed_c10d.__file__:
-            raise UsageError(f"{calling_place()}: {self._refusal}")
+        if self._alone is not None and sys._getframe(3).f_code.co_filename == distributed_c10d.__file__:
+            raise UsageError(f"{calling_place()}: {COLLECTIVE_ALONE.format(when=self._alone())}")
         self.breaker.before_launch()
         try:
             work: dist.Work = getattr(self._inner, name)(*args, **kwargs)
@@ -146,8 +151,8 @@ class BreakableGroup(dist.ProcessGroup):
         ``backend`` is told since torch 2.14, and is not looked at, as the options are not: it is this group's own.
         """
         self.breaker.check()
-        if self._refusal is not None:
-            raise UsageError(f"{calling_place()}: {self._refusal}")
+        if self._alone is not None:
+            raise UsageError(f"{calling_place()}: {COLLECTIVE_ALONE.format(when=self._alone())}")
         return self._subgroup(ranks, timeout, group_name, group_desc or "undefined")
 
     def mesh(self) -> dist.ProcessGroupGloo:

@@ -34,7 +34,7 @@ def is_library(file: str) -> bool:
 
 
 def calling_place() -> str:
-    """``train.py:12``, or ``train.py:12 (through accelerate/state.py:290)``."""
+    """Return ``train.py:12``, or ``train.py:12 (through accelerate/state.py:290)``, never through this package."""
     through = ""
     for frame in _outwards(sys._getframe(1)):
         file = frame.f_code.co_filename

@@ -72,7 +72,7 @@ class Group:
         address: a numeric IP address of this host that all peers reach; gloo listens there.
         timeout_s: of one collective. Recovery does not depend on it; it bounds how long a cut-off buffer is kept.
         connect_timeout_s: how long one connection may take while the group forms.
-        refusal: when given, the sentence a script's own ``dist.*`` call is refused with (gloo only).
+        alone: as :class:`BreakableGroup` has it (gloo only).
         info: told to all ranks with this rank's message; :meth:`info_of` gives everybody's.
         backend: gloo for a device that has another; None: the device's own.
     """
@@ -88,7 +88,7 @@ class Group:
         address: str = _LOOPBACK,
         timeout_s: float = 1800.0,
         connect_timeout_s: float = 30.0,
-        refusal: str | None = None,
+        alone: Callable[[], str] | None = None,
         info: bytes = b"",
         backend: str | None = None,
     ) -> None:
@@ -108,7 +108,7 @@ class Group:
         self._link: _Link | None
         if devices.backend_of(device, backend) == dist.Backend.GLOO:
             self._link = _GlooLink(
-                self, store, endpoints, address, timedelta(seconds=connect_timeout_s), timeout, refusal
+                self, store, endpoints, address, timedelta(seconds=connect_timeout_s), timeout, alone
             )
         else:
             self._link = AcceleratorLink(
@@ -195,9 +195,9 @@ class Group:
         if self._breaker.throw(reason) and link is not None:
             link.cut()
 
-    def refuse_samplers(self) -> None:
+    def refuse_samplers(self, alone: Callable[[], str]) -> None:
         """As long as this group is torch's, no ``DistributedSampler`` takes its size for the job's."""
-        self._samplers = SamplerRefusal()
+        self._samplers = SamplerRefusal(alone)
 
     def step_aside(self) -> None:
         """Take the group out of torch, and no more, so that the next one can be formed; to be dropped afterwards.
@@ -284,7 +284,7 @@ class _GlooLink:
         address: str,
         connect_timeout: timedelta,
         timeout: timedelta,
-        refusal: str | None,
+        alone: Callable[[], str] | None,
     ) -> None:
         self._rank, self._world_size, self._breaker = group.rank, group.world_size, group.breaker
         self._meeting = store  # torch keeps only the C++ half of a Python store alive
@@ -293,7 +293,7 @@ class _GlooLink:
         self._address = address
         self._connect_timeout = connect_timeout
         self._timeout = timeout
-        self._refusal = refusal
+        self._alone = alone
         self._mesh: Future[dist.ProcessGroupGloo] | None = None
 
     def begin(self) -> Future[Any]:
@@ -338,7 +338,7 @@ class _GlooLink:
         recorder: Recorder,
     ) -> dist.ProcessGroup:
         inner = dist.ProcessGroup(store, rank, size)
-        group = BreakableGroup(inner, self._breaker, timeout, self._subgroup, self._refusal, recorder)
+        group = BreakableGroup(inner, self._breaker, timeout, self._subgroup, self._alone, recorder)
         try:
             connected = mesh.result()
         finally:
@@ -390,7 +390,11 @@ def form(
 
 
 def form_alone(
-    device: torch.device, *, address: str = _LOOPBACK, refusal: str | None = None, backend: str | None = None
+    device: torch.device,
+    *,
+    address: str = _LOOPBACK,
+    alone: Callable[[], str] | None = None,
+    backend: str | None = None,
 ) -> Group:
     """The group of one that is installed from ``samebits.init()`` on, until the first generation's takes its place.
 
@@ -398,13 +402,13 @@ def form_alone(
         device: as :class:`Group` has it.
         address: of this machine, for gloo, which listens also where there is nobody to wait for.
         backend: as :class:`Group` has it.
-        refusal: as :class:`Group` has it; then a ``DistributedSampler`` that would ask for its size is refused as well.
+        alone: as :class:`Group` has it; then a ``DistributedSampler`` that would ask for its size is refused as well.
     """
     group = Group(
-        *(device, 0, 1, _Alone()), name="this process alone", address=address, refusal=refusal, backend=backend
+        *(device, 0, 1, _Alone()), name="this process alone", address=address, alone=alone, backend=backend
     ).form()
-    if refusal is not None:
-        group.refuse_samplers()
+    if alone is not None:
+        group.refuse_samplers(alone)
     return group
 
 

@@ -16,10 +16,10 @@ from torch.utils.data.distributed import DistributedSampler  # torch has loaded 
 from samebits.errors import UsageError
 from samebits.training.group.calling_place import calling_place
 
-__all__ = ["SAMPLER_TOO_EARLY", "SamplerRefusal"]
+__all__ = ["SAMPLER_ALONE", "SamplerRefusal"]
 
-SAMPLER_TOO_EARLY = (
-    "a DistributedSampler without num_replicas and rank before samebits.elastic.run would give every rank all samples: "
+SAMPLER_ALONE = (
+    "a DistributedSampler without num_replicas and rank {when} samebits.elastic.run would give every rank all samples: "
     "build it inside the function that elastic.run calls, or use samebits.ElasticSampler"
 )
 
@@ -29,9 +29,13 @@ class SamplerRefusal:
 
     On gloo the group's own answers could be refused instead; an accelerator's group is torch's, and its methods cannot
     be replaced. So the constructor is, which subclasses call as well.
+
+    Args:
+        alone: as :class:`BreakableGroup` has it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, alone: Callable[[], str]) -> None:
+        self._alone = alone
         self._lasts = True
         self._constructor: Any = DistributedSampler.__init__
         self._refusing = self._wrapped(self._constructor)
@@ -54,7 +58,7 @@ class SamplerRefusal:
             **named: Any,
         ) -> None:
             if self._lasts and (num_replicas is None or rank is None):
-                raise UsageError(f"{calling_place()}: {SAMPLER_TOO_EARLY}")
+                raise UsageError(f"{calling_place()}: {SAMPLER_ALONE.format(when=self._alone())}")
             constructor(sampler, dataset, num_replicas, rank, *more, **named)
 
         return construct

@@ -154,5 +154,6 @@ class _TrainingLoader:
 def _is_early(call: str) -> bool:
     is_early = context.current(f"Fabric.{call}()").generation is None
     if is_early:
-        log.say(f"{calling_place()}: {call}() before elastic.run does not wait: a process may come at any time")
+        when = context.side_of_training()
+        log.say(f"{calling_place()}: {call}() {when} elastic.run does not wait: a process may come or go any time")
     return is_early

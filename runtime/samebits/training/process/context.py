@@ -54,12 +54,6 @@ from samebits.training.process.sigterm import Departure
 from samebits.training.process.torchrun_calls import TorchrunCalls
 from samebits.training.torch_versions import not_tried
 
-COLLECTIVE_TOO_EARLY = (
-    "a collective before samebits.elastic.run would run in this process alone. Fix: move the call into the function "
-    "that elastic.run calls"
-)
-
-
 _TRAINED_ALONE = (
     "worker {node} trained alone: samebits.elastic.run was never called. Fix: write `@samebits.elastic.run` above the "
     "training function, as in `def train(state): ...`, and call train(state)"
@@ -303,7 +297,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
         process.group = alone or group.form_alone(
             chosen,
             address=host.loopback(),
-            refusal=COLLECTIVE_TOO_EARLY,
+            alone=side_of_training,
             backend=settings.collective_backend,
         )
         process.publish_place()
@@ -337,7 +331,7 @@ def _prepare(settings: Settings, kind: str, info: bytes) -> tuple[Group | None, 
     numerics.describe(cpu)
     place = likely_place(settings)
     next_group = None if place is None else NextGroup(settings, cpu, place, info)
-    return group.form_alone(cpu, address=host.loopback(), refusal=COLLECTIVE_TOO_EARLY), next_group
+    return group.form_alone(cpu, address=host.loopback(), alone=side_of_training), next_group
 
 
 def _import_what_optimizers_need() -> None:
@@ -359,6 +353,11 @@ def current(call: str) -> Worker:
     if _process is None:
         raise UsageError(f"{call} needs samebits.init() before it")
     return _process
+
+
+def side_of_training() -> str:
+    """Return ``after`` once training is finished, else ``before``, for a sentence about a call outside of it."""
+    return "after" if _process is not None and _process.is_over else "before"
 
 
 def get_rank() -> int:

@@ -11,15 +11,21 @@ from __future__ import annotations
 import contextlib
 import enum
 import os
+import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
 from samebits.service import log
 
+_LOADER_ENDED = re.compile(
+    r"DataLoader worker \(pid\(?s?\)? [\d, ]+\) (is killed by signal: Terminated|exited unexpectedly)"
+)
+_ASKED_WITHIN_S, _LOOK_S = 0.5, 0.02
 STATUS = 128 + signal.SIGTERM  # what a shell shows of a process that SIGTERM has ended
 
 
@@ -76,6 +82,19 @@ class Departure:
         """Leave, if that was asked for: this process owes nobody a step now."""
         if self._was_asked:
             self._leave()
+
+    def obey_behind(self, error: Exception) -> None:
+        """Leave if the error only follows from the request to leave.
+
+        A container's end sends SIGTERM to all of its processes, the loaders' workers among them; the loader's error may
+        be raised before this process's own signal is.
+        """
+        if type(error) is not RuntimeError or not _LOADER_ENDED.match(str(error)):
+            return
+        deadline = time.monotonic() + _ASKED_WITHIN_S
+        while not self._was_asked and time.monotonic() < deadline:
+            time.sleep(_LOOK_S)
+        self.obey()
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self.has_left and os.getpid() == self._pid:

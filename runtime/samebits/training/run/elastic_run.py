@@ -128,6 +128,7 @@ class ElasticRun:
                 return result
             except Exception as error:
                 if not group.is_communication_failure(error):
+                    self._process.departure.obey_behind(error)
                     raise
                 is_own = type(error) is GenerationEndedError and not self._agent.interrupted
                 self._failed_with = str(error) if is_own else ""
