@@ -53,7 +53,7 @@ from samebits.ops.showing import LOOK_S, Showing
 from samebits.ops.stalls import Stalls
 from samebits.ops.stop_signals import CTRL_C, Signals
 from samebits.ops.supervising import Dead, Supervisor
-from samebits.ops.unjoined import PATIENCE_S, Silence
+from samebits.ops.unjoined import Silence
 from samebits.ops.verdict import Verdict, verdict_of
 from samebits.service import cause_file, status
 from samebits.service.sightings import Sightings
@@ -373,8 +373,9 @@ class Follower:
         return not self._following.is_own(name) or self._has_registered(name, identity)
 
     def _look_for_silence(self, now: float) -> None:
-        silent = [name for name, one in self._silence.due(now).items() if not self._has_joined(name, one)]
-        self._following.never_joined(silent, PATIENCE_S)
+        due = self._silence.due(now).items()
+        silent = {name: waited_s for name, (one, waited_s) in due if not self._has_joined(name, one)}
+        self._following.never_joined(list(silent), max(silent.values(), default=0.0))
 
     def _training_is_finished(self) -> bool:
         """By the journal, too: a worker may be gone before the scheduler's push is here, but not before its record."""

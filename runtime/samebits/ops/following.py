@@ -173,13 +173,13 @@ class Following:
         self._close(verdict, now, self._leave_s)
 
     def never_joined(self, names: list[str], after_s: float) -> None:
-        """These processes run and have not called ``samebits.init()``, ``after_s`` seconds after they were found."""
+        """Tell that these processes have not called ``samebits.init()``, ``after_s`` seconds after they were found."""
         nodes = [node_of(name) or "" for name in names if name in self._local and self._local[name].runs]
         if nodes and not self.is_closing:
             who = f"workers {', '.join(nodes)} have" if len(nodes) > 1 else f"worker {nodes[0]} has"
             self._say(
-                f"{who} run for {after_s:g} s and not called samebits.init(); before that call there is no part in the "
-                f"job. Fix: if the script never makes it, add {MISSING_LINES}"
+                f"{who} run for {after_s:.0f} s and not called samebits.init(), with which a worker joins the job. "
+                f"Fix: if the script never makes it, add {MISSING_LINES}"
             )
 
     def linked(self) -> None:
