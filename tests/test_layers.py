@@ -30,6 +30,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "commands": (),
     "exit_codes": (),
     "tracebacks": (),
+    "start_folder": (),
     "scheduler_hosts": (),
     "settings_table": ("scheduler_hosts", "urls"),
     "config": ("commands", "scheduler_hosts", "settings_table", "urls"),
@@ -55,7 +56,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "core.state",
             "core.work_queue",
         ),
-        *("commands", "store", "config", "service", "training", "tracebacks", "urls"),
+        *("commands", "start_folder", "store", "config", "service", "training", "tracebacks", "urls"),
     ),
     # The core's point is a name of a step; what becomes of one is decided there. Its sums of events decide nothing.
     "ops": (
@@ -102,7 +103,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("core.equality", "core.health", "core.key_value", "core.messages", "core.point"),
         *("store", "service", "training", "faces"),
     ),
-    "__init__": ("config", "service", "training", "faces"),
+    "__init__": ("config", "service", "start_folder", "training", "faces"),
     "earlier": (),
     "horovod": ("training",),
     "integrations": ("training",),

@@ -15,6 +15,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from samebits import start_folder as start_folder  # before the script can change to another folder
+
 if TYPE_CHECKING:
     from samebits.faces.checkpoints import CheckpointRecovery as CheckpointRecovery
     from samebits.faces.checkpoints import ModelCheckpoint as ModelCheckpoint

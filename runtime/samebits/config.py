@@ -13,7 +13,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, MutableMapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -429,6 +429,24 @@ def fixed_settings(settings: Settings) -> tuple[tuple[str, str], ...]:
         (variable.name, getattr(settings, variable.field)) for variable in VARIABLES if variable.scope is Scope.JOB
     )
     return tuple((name, value if isinstance(value, str) else str(int(value))) for name, value in values)
+
+
+def in_folder(folder: Path, settings: Settings) -> Settings:
+    """Return the same settings with paths that do not depend on the current folder; a URL never does."""
+
+    def placed(path: Path | None) -> Path | None:
+        return None if path is None else folder / path
+
+    return replace(
+        settings,
+        cause_table=placed(settings.cause_table),
+        cluster_secret_file=placed(settings.cluster_secret_file),
+        compile_cache_path=placed(settings.compile_cache_path),
+        probe_file=placed(settings.probe_file),
+        recovery_path=folder / settings.recovery_path,
+        checkpoint_path=path if isinstance(path := settings.checkpoint_path, str) else folder / path,
+        log_dir=folder / settings.log_dir,
+    )
 
 
 def alone(environ: Mapping[str, str] = os.environ) -> dict[str, str] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -58,6 +59,19 @@ def test_its_settings_are_the_schedulers_with_absolute_folders(here: Path) -> No
     assert settings.log_dir == Path("/logs")
     with pytest.raises(SettingsError):
         start(here, WORKER_NUM="none").settings()
+
+
+def test_a_folder_that_cannot_be_written_needs_no_pointer(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unwritable = Path("/proc")  # nobody can make a folder there, root included
+    kept = start(unwritable, LOG_DIR=str(here / "my logs"))
+    said = keep(here / "my logs", kept)
+    told = f"LOG_DIR={shlex.quote(f'{here}/my logs')}"
+    assert "/proc/device" in said and said.endswith(told)
+    assert read(here / "my logs") == kept
+    assert kept.finding("samebits recover") == f"{told} samebits recover"
+    elsewhere = start(here, LOG_DIR=str(here / "my logs"))
+    assert keep(here / "my logs", elsewhere) == ""
+    assert elsewhere.finding("samebits recover") == "samebits recover"
 
 
 def test_a_log_folder_elsewhere_leaves_a_pointer(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:
     has_begun = view is not None and view.generation > 0
     kept = kept_start.read(settings.log_dir)
     again, fresh = (spelled("run", "train.py"),) * 2 if kept is None else (kept.command(), kept.command(fresh=True))
-    recover = f"{spelled('recover')} goes on from there"
+    recover = f"{spelled('recover') if kept is None else kept.finding(spelled('recover'))} goes on from there"
     if (correct := correction(verdict.cause)) == CORRECT_ARGUMENTS:
         return f"{correct}: {again}"
     match verdict.kind:

@@ -169,7 +169,7 @@ class Follower:
         self._following = Following(
             recovery=settings.enable_recovery,
             node_timeout_s=settings.node_timeout_s,
-            recover=spelled("recover"),
+            recover=spelled("recover") if kept is None else kept.finding(spelled("recover")),
             restarts=restarts,
             max_world_size=settings.max_worker_num,
             topo_timeout_s=settings.topo_timeout_s,

@@ -69,12 +69,18 @@ class KeptStart:
             SettingsError: this version does not take them.
         """
         settings, _ = config.read({**self.environment, **(secrets or {})}, role_required=False)
-        return replace(settings_in(self.folder, settings), role=Role.SCHEDULER)
+        return replace(config.in_folder(self.folder, settings), role=Role.SCHEDULER)
 
     def command(self, *, fresh: bool = False) -> str:
         """Return the whole command that starts this job again; with ``fresh`` it begins anew."""
         module = ("-m",) if self.way is Way.MODULE else ("--no-python",) if self.way is Way.PROGRAM else ()
         return spelled_run(self.words or (*module, self.script, *self.args), fresh=fresh)
+
+    def finding(self, command: str) -> str:
+        """Return a command that is called in the job's folder, with LOG_DIR if nothing there leads to the job."""
+        log_dir, usual = self.settings().log_dir, self.folder / USUAL_LOG_DIR
+        is_found = log_dir.resolve() == usual.resolve() or (usual / POINTER_FILE).exists()
+        return command if is_found else f"LOG_DIR={shlex.quote(str(log_dir))} {command}"
 
     def moved_to(self, folder: Path) -> KeptStart:
         """The same start where everything that lay in its folder lies in another one now."""
@@ -93,21 +99,15 @@ class KeptStart:
         return replace(self, folder=folder, interpreter=interpreter, script=script, args=args, environment=environment)
 
 
-def settings_in(folder: Path, settings: Settings) -> Settings:
-    """The same settings with paths that do not depend on the current folder; a URL never does."""
-    secret_file, cause_table = settings.cluster_secret_file, settings.cause_table
-    return replace(
-        settings,
-        cause_table=folder / cause_table if cause_table is not None else None,
-        cluster_secret_file=folder / secret_file if secret_file is not None else None,
-        recovery_path=folder / settings.recovery_path,
-        checkpoint_path=path if isinstance(path := settings.checkpoint_path, str) else folder / path,
-        log_dir=folder / settings.log_dir,
-    )
+def keep(log_dir: Path, start: KeptStart) -> str:
+    """Write the start into its log folder, readable by this user only, and leave a pointer where it is looked for.
 
+    Returns:
+        Why there is no pointer, as in a folder that is read-only, and what that means; else empty.
 
-def keep(log_dir: Path, start: KeptStart) -> None:
-    """Write the start into its log folder, readable by this user only, and leave a pointer where it is looked for."""
+    Raises:
+        StoreError: the log folder cannot be written.
+    """
     content = {
         "version": _VERSION,
         "folder": str(start.folder),
@@ -140,11 +140,16 @@ def keep(log_dir: Path, start: KeptStart) -> None:
     private.make_folder(log_dir)
     durable.write_file_atomically(log_dir / START_FILE, (json.dumps(content, indent=1) + "\n").encode())
     usual = start.folder / USUAL_LOG_DIR
-    if log_dir.resolve() != usual.resolve():
+    if log_dir.resolve() == usual.resolve():
+        return ""
+    found, below = log_dir.resolve(), start.folder.resolve()
+    led_to = found.relative_to(below) if found.is_relative_to(below) else found  # which is moved together with it
+    try:
         private.make_folder(usual)
-        found, below = log_dir.resolve(), start.folder.resolve()
-        led_to = found.relative_to(below) if found.is_relative_to(below) else found  # which is moved together with it
         durable.write_file_atomically(usual / POINTER_FILE, os.fsencode(f"{led_to}\n"))
+    except StoreError as error:
+        return f"{error}; so other commands here need LOG_DIR={shlex.quote(str(log_dir))}"
+    return ""
 
 
 def read(log_dir: Path) -> KeptStart | None:
@@ -353,7 +358,7 @@ def settings_here(*, only_looks: bool = False) -> Settings:
     kept = read(log_dir)
     if kept is None:
         found = {**present, **config.secret_environment()}
-        return settings_in(Path.cwd(), config.read(found, role_required=False)[0])
+        return config.in_folder(Path.cwd(), config.read(found, role_required=False)[0])
     if not is_at_home(log_dir, kept, is_pointed_at=is_pointed_at):
         if not only_looks:
             raise UsageError(_not_at_home(kept))
@@ -372,4 +377,4 @@ def settings_here(*, only_looks: bool = False) -> Settings:
     for name in present:  # a prefixed name of today is not to be hidden by a plain one that was kept
         older.pop(name.removeprefix(config.PREFIX), None)
     found = {**older, **present, **config.secret_environment()}
-    return settings_in(Path.cwd(), config.read(found, role_required=False)[0])
+    return config.in_folder(Path.cwd(), config.read(found, role_required=False)[0])

@@ -101,7 +101,7 @@ def read_start(request: Request) -> Ready:
         job=str(uuid.uuid4()) if request.has_scheduler else "",
         words=_typed(request),
     )
-    settings = replace(kept_start.settings_in(start.folder, settings), role=Role.SCHEDULER)
+    settings = replace(config.in_folder(start.folder, settings), role=Role.SCHEDULER)
     secret_words(settings.cluster_secret, settings.cluster_secret_file)  # better now than in every process
     cause_file.table_of(settings)
     return Ready(settings, start, listener, port_problem, said)
@@ -157,7 +157,8 @@ def prepare(ready: Ready, *, fresh: bool) -> None:
             found = replace(found, holder=str(holder or "a process that has not left its name"))
     try:
         _carry_out(starting.plan_start(found, fresh=fresh))
-        kept_start.keep(settings.log_dir, start)
+        if unfound := kept_start.keep(settings.log_dir, start):
+            say(unfound)
         if settings.enable_recovery and start.has_scheduler:
             launcher_token.make(settings.log_dir)
     finally:

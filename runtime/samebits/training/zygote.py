@@ -26,6 +26,7 @@ import torch._dynamo
 from samebits import config
 from samebits.service import fork_orders
 from samebits.service.fork_orders import Answer, Order
+from samebits.start_folder import starts_here
 from samebits.store.parent_death import die_with
 from samebits.training import elastic
 
@@ -123,6 +124,7 @@ def fork(order: Order, log: int, link: socket.socket) -> int | None:
 def run(order: Order) -> None:
     """Be the process that ``python script args`` is, up to its end: as Python ends a script, by coming to the end."""
     os.chdir(order.folder)
+    starts_here()
     config.replace_environment(order.environment)
     signal.set_wakeup_fd(-1)
     if (numpy := sys.modules.get("numpy")) is not None:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import samebits
+from samebits import config
 from samebits.training.process import context
 from samebits.training.torch_versions import not_tried
 
@@ -62,3 +67,40 @@ def test_init_tells_a_worker_once_of_a_torch_that_was_not_tried_and_goes_on(
     samebits.init()
     assert said == ([not_tried(installed or "")] if is_told else [])
     assert len(taken) == 1, "it was refused"
+
+
+MOVES = """
+import os, sys
+import torch
+import samebits
+
+os.makedirs("outputs/run")
+os.chdir("outputs")  # as Hydra does before main(), and once more below
+samebits.init()
+os.chdir("run")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
+checkpoint = samebits.CheckpointConfig(save_checkpoint_steps=1)
+state = samebits.elastic.TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1), checkpoint=checkpoint)
+
+@samebits.elastic.run
+def train(state):
+    while state.completed_steps < 2:
+        model(torch.ones(1, 2)).sum().backward()
+        state.optimizer.step()
+        state.commit()
+
+train(state)
+"""
+
+
+def test_folders_are_those_of_the_start_wherever_the_script_goes(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(MOVES)
+    environment = {name: text for name, text in os.environ.items() if name not in config.kept_environment()}
+    environment["PATH"] = os.environ["PATH"]
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    made = sorted(one.name for one in tmp_path.iterdir())
+    assert [one for one in made if one.startswith(("ckpt", "recovery", "device"))] == ["ckpt_of_rank", "recovery"]
+    assert list((tmp_path / "outputs").rglob("*")) == [tmp_path / "outputs" / "run"]

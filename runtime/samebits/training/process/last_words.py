@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from traceback import format_exception
 from types import TracebackType
 
 from samebits.core.messages import MAX_ODDITY_CHARS, OF_A_THREAD
 from samebits.printable import printable
+from samebits.start_folder import start_folder
 from samebits.tracebacks import failure_in
 
 MOST_CHARS = 2000
@@ -22,7 +22,7 @@ MOST_CHARS = 2000
 
 def last_words(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> str:
     """``failed at train.py:88: KeyError: 'x'``."""
-    failure = failure_in("".join(format_exception(kind, error, traceback)), Path.cwd())
+    failure = failure_in("".join(format_exception(kind, error, traceback)), start_folder())
     return str(failure or f"failed: {named(error)}")[:MOST_CHARS]
 
 

@@ -20,6 +20,7 @@ from types import FrameType
 
 from samebits.core.messages import MAX_PLACE_CHARS, Phase, Progress
 from samebits.printable import printable
+from samebits.start_folder import start_folder
 from samebits.tracebacks import is_of_the_script
 from samebits.training.group.calling_place import PACKAGE_FOLDER, TORCH_FOLDER
 
@@ -161,7 +162,7 @@ def _phase_of_file(file: str) -> Phase | None:
 def _shown(file: str) -> str:
     path = Path(file)
     try:
-        return str(path.relative_to(Path.cwd()))
+        return str(path.relative_to(start_folder()))
     except (ValueError, OSError):
         return path.name
 
