@@ -23,6 +23,7 @@ LONG_FILES = {
     "core/agent.py": "one state machine; its values and its reports are files of their own",
     "core/rendezvous.py": "one round, from its opening to the generation",
     "core/scheduler.py": "one state machine: which part of it hears what, in which order",
+    "ops/kept_start.py": "one file's content: written, read, looked for, and made a command again",
     "ops/follow.py": "one loop over all that a follower waits for",
     "ops/following.py": "one state machine: what a follower believes and decides",
     "service/agent.py": "the loop of the agent's thread and the calls from the training thread, under one lock",

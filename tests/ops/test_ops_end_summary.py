@@ -11,7 +11,9 @@ from typing import Any, cast
 import pytest
 
 from samebits import config
+from samebits.core.audits import Fault, Follows, Known, Roles, sentence, why_it_ends
 from samebits.core.events import Event, Kind
+from samebits.errors import UnequalError
 from samebits.ops import kept_start
 from samebits.ops.end_summary import _fix, say
 from samebits.ops.following import Following, Result
@@ -50,6 +52,16 @@ def test_a_cause_that_has_its_own_fix_is_given_no_other(tmp_path: Path, cause: s
     following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=1))))
     fix = _fix(Verdict.unfinished(EndKind.UNEQUAL, cause), following, settings)
     assert fix.startswith(told) and bool(fix) == bool(told)
+
+
+@pytest.mark.parametrize("kind", [EndKind.INTERRUPTED, EndKind.SCRIPT_FAILED])
+def test_an_audit_that_ends_the_job_has_one_fix(tmp_path: Path, kind: EndKind) -> None:
+    settings = config.read({"ENABLE_RECOVERY": "1", "LOG_DIR": str(tmp_path)}, role_required=False)[0]
+    following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=1))))
+    who = Roles(0, 1, 2)
+    text = why_it_ends(40, sentence(who, Fault.AUDITED, "weight", Follows.STOP), who, Known(30, 20))
+    verdict = Verdict.unfinished(kind, f"worker 0 (pid 7) ended with status {UnequalError.exit_code}: {text}")
+    assert verdict.cause.count("Fix: ") == 1 and _fix(verdict, following, settings) == ""
 
 
 def test_a_script_that_refused_its_arguments_is_given_them_again_whole(tmp_path: Path) -> None:

@@ -198,3 +198,33 @@ def test_only_what_a_shell_takes_for_a_name_is_kept_and_believed(here: Path) -> 
     keep(here / "device", start(here, **{"OMP_X;touch P;Y": "1"}))
     with pytest.raises(StoreError, match="'OMP_X;touch P;Y' names no variable"):
         read_here()
+
+
+IN_ASCII = """
+import os, sys
+from pathlib import Path
+from samebits.ops import kept_start
+from samebits.service import fork_orders
+from samebits.store.checkpoint.writer import packed_task, words_in
+
+assert sys.getfilesystemencoding() == "ascii", sys.getfilesystemencoding()
+here = os.getcwd()
+assert words_in(packed_task(here, "train.py"))[0] == here
+ours, theirs = fork_orders.pair()
+fork_orders.send_order(ours, fork_orders.Order(here, sys.executable, "train.py", (here,), {"LOG_DIR": here}), 0)
+order, _ = fork_orders.receive_order(theirs)
+assert (order.folder, order.args, order.environment) == (here, (here,), {"LOG_DIR": here}), order
+kept = kept_start.read(Path("device"))
+assert kept.folder.samefile(here) and Path(kept.environment["DATA_PATH"]).is_dir() and Path(kept.args[0]).is_dir()
+kept_start.keep(Path("device"), kept)
+"""
+
+
+def test_names_that_are_no_ascii_survive_a_locale_that_is(tmp_path: Path) -> None:
+    folder = tmp_path / "ü 目录"
+    folder.mkdir()
+    kept = KeptStart(folder, sys.executable, "train.py", (str(folder),), {"DATA_PATH": str(folder)})
+    keep(folder / "device", kept)
+    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
+    subprocess.run([sys.executable, "-c", IN_ASCII], cwd=folder, env=environment, check=True, timeout=60)
+    assert read(folder / "device") == kept

@@ -69,6 +69,8 @@ def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:
     match verdict.kind:
         case EndKind.UNEQUAL | EndKind.POINTS_LOST if "Fix: " in verdict.cause:
             return ""
+        case _ if "Fix: " in verdict.cause and _is_unequal(verdict):
+            return ""  # the message says from where another job can go on, which is not where this one stood
         case EndKind.UNTRAINED:
             return f"{missing(verdict.cause)}, then {again}"
         case EndKind.SCRIPT_FAILED if has_begun and settings.enable_recovery:
@@ -83,3 +85,9 @@ def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:
         return ""
     has_own_advice = verdict.exit_code != EXIT_CODES[EndKind.INTERRUPTED]  # one of ours, which trying again cannot help
     return f"{OWN_ADVICE}, then {recover}" if verdict.kind is EndKind.INTERRUPTED and has_own_advice else recover
+
+
+def _is_unequal(verdict: Verdict) -> bool:
+    """Return whether a rank ended the job because what the ranks hold is in doubt, as an audit does."""
+    code = EXIT_CODES[EndKind.UNEQUAL]
+    return verdict.exit_code == code or f"ended with status {code}:" in verdict.cause

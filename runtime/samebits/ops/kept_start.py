@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from samebits import config, earlier, strict_json
 from samebits.commands import spelled, spelled_run
@@ -138,7 +139,8 @@ def keep(log_dir: Path, start: KeptStart) -> str:
         if value or value == 0
     }
     private.make_folder(log_dir)
-    durable.write_file_atomically(log_dir / START_FILE, (json.dumps(content, indent=1) + "\n").encode())
+    text = json.dumps(_recoded(content, _stored), indent=1)
+    durable.write_file_atomically(log_dir / START_FILE, f"{text}\n".encode())
     usual = start.folder / USUAL_LOG_DIR
     if log_dir.resolve() == usual.resolve():
         return ""
@@ -164,7 +166,7 @@ def read(log_dir: Path) -> KeptStart | None:
     if data is None:
         return None
     try:
-        content = strict_json.loads(data)
+        content = _recoded(strict_json.loads(data), _decoded)
         if content["version"] not in (_EARLIER_VERSION, _VERSION):
             raise ValueError(f"version {content['version']}, this release reads up to version {_VERSION}")
         environment = {str(name): str(value) for name, value in content["environment"].items()}
@@ -211,6 +213,27 @@ def read(log_dir: Path) -> KeptStart | None:
         job=job,
         words=typed,
     )
+
+
+def _stored(text: str) -> str:
+    """Return a path or variable as it is stored: decoded as UTF-8, whatever this process's locale is."""
+    return os.fsencode(text).decode("utf-8", "surrogateescape")
+
+
+def _decoded(text: str) -> str:
+    """Return what :func:`_stored` made, as this process's locale decodes it."""
+    return os.fsdecode(text.encode("utf-8", "surrogateescape"))
+
+
+def _recoded(value: Any, recode: Callable[[str], str]) -> Any:
+    match value:
+        case str():
+            return recode(value)
+        case list():
+            return [_recoded(one, recode) for one in value]
+        case dict():
+            return {recode(name): _recoded(one, recode) for name, one in value.items()}
+    return value
 
 
 def first_nodes(settings: Settings) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,8 +52,9 @@ def send_order(link: socket.socket, order: Order, log: int) -> None:
     Raises:
         OSError: nobody is at the other end, or the order is too large.
     """
-    fields = [order.folder, order.interpreter, order.script, list(order.args), dict(order.environment)]
-    packed = msgpack.packb(fields, unicode_errors="surrogateescape")
+    environment = {os.fsencode(name): os.fsencode(text) for name, text in order.environment.items()}
+    words = [os.fsencode(one) for one in (order.folder, order.interpreter, order.script, *order.args)]
+    packed = msgpack.packb([words, environment])  # bytes: decoded here and there in the same way, whatever the locale
     rights = array.array("i", [log])
     link.sendmsg([packed], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, rights)])
 
@@ -65,7 +67,9 @@ def receive_order(link: socket.socket) -> tuple[Order, int] | None:
         return None
     if not packed:
         return None
-    folder, interpreter, script, args, environment = msgpack.unpackb(packed, unicode_errors="surrogateescape")
+    words, given = msgpack.unpackb(packed)
+    folder, interpreter, script, *args = map(os.fsdecode, words)
+    environment = {os.fsdecode(name): os.fsdecode(text) for name, text in given.items()}
     return Order(folder, interpreter, script, tuple(args), environment), descriptors[0]
 
 

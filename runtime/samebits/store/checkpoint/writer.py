@@ -63,6 +63,16 @@ def command_of(module: str) -> tuple[str, ...]:
     return sys.executable, "-P", "-c", program, str(PACKAGE_FOLDER)
 
 
+def packed_task(*words: str) -> bytes:
+    """Return the first message to a writer's process: paths as the bytes they are, whatever the locale decodes."""
+    return bytes(msgpack.packb([os.fsencode(one) for one in words]))
+
+
+def words_in(task: bytes) -> list[str]:
+    """Return the words of :func:`packed_task`."""
+    return [os.fsdecode(one) for one in msgpack.unpackb(task)]
+
+
 COMMAND = command_of("samebits.store.checkpoint.writer_process")
 
 
@@ -340,7 +350,7 @@ class Writer:
             child = None
         child = child or _Child.start(self._command, self._inherited)
         self._process, self._link = child.process, child.link
-        words = msgpack.packb((str(self._root), self._job_name, str(self._room.path)), unicode_errors="surrogateescape")
+        words = packed_task(str(self._root), self._job_name, str(self._room.path))
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # dead already: its outcome says so
             socket.send_fds(child.link, [words], [self._room.descriptor, self._lock_descriptor])
             if self._brief is not None:

@@ -33,7 +33,7 @@ from samebits.store.checkpoint.local.pruning import Pruned, Pruning
 from samebits.store.checkpoint.memory import memory_room, sealed_buffer
 from samebits.store.checkpoint.memory.memory_buffer import MemoryBuffer, Stage
 from samebits.store.checkpoint.point_store import Location, PointStore, is_remote, open_point_store
-from samebits.store.checkpoint.writer import MAX_MESSAGE_BYTES, MAX_POINTS, MAX_TEXT_BYTES, pruning_in
+from samebits.store.checkpoint.writer import MAX_MESSAGE_BYTES, MAX_POINTS, MAX_TEXT_BYTES, pruning_in, words_in
 from samebits.store.process_identity import ProcessIdentity
 
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -230,7 +230,7 @@ def _task_from(link: socket.socket) -> Task | None:
     first, descriptors, *_ = socket.recv_fds(link, MAX_MESSAGE_BYTES, 2)
     if not first:
         return None
-    root, job_name, room = msgpack.unpackb(first, unicode_errors="surrogateescape")  # paths, as they are
+    root, job_name, room = words_in(first)
     room_descriptor, _lock = descriptors  # who has the lock's open holds the lock
     return Task(root if "://" in root else Path(root), job_name, Path(room), room_descriptor)
 
