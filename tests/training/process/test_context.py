@@ -13,7 +13,9 @@ import torch
 
 import samebits
 from samebits import config
+from samebits.training.group import calling_place
 from samebits.training.process import context
+from samebits.training.process.torchrun_calls import TorchrunCalls
 from samebits.training.torch_versions import not_tried
 
 
@@ -67,6 +69,15 @@ def test_init_tells_a_worker_once_of_a_torch_that_was_not_tried_and_goes_on(
     samebits.init()
     assert said == ([not_tried(installed or "")] if is_told else [])
     assert len(taken) == 1, "it was refused"
+
+
+def test_a_place_is_never_reached_through_this_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package lies in site-packages, as this one does outside of a checkout."""
+    monkeypatch.setattr(calling_place, "_INSTALLED", (f"{os.sep}samebits{os.sep}",))
+    calls = TorchrunCalls(lambda: None, lambda: False)
+    calls._say("it does nothing")
+    (said,) = calls._said
+    assert said.startswith("test_context.py:") and "through" not in said
 
 
 MOVES = """

@@ -40,7 +40,11 @@ def calling_place() -> str:
         file = frame.f_code.co_filename
         if not is_library(file):
             return f"{Path(file).name}:{frame.f_lineno}{through}"
-        if not through and not file.startswith(TORCH_FOLDER) and any(part in file for part in _INSTALLED):
+        if (
+            not through
+            and not file.startswith((TORCH_FOLDER, PACKAGE_FOLDER))
+            and any(part in file for part in _INSTALLED)
+        ):
             through = f" (through {'/'.join(Path(file).parts[-2:])}:{frame.f_lineno})"
     return f"no file of the script's own{through}"
 
