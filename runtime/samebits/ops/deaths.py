@@ -159,7 +159,7 @@ def correction(error: str) -> str:
             "in a job with spares ask samebits.get_rank() in the training function instead"
         )
     if "No module named 'runtime'" in error or "write `import samebits`" in error:
-        return "write `import samebits` in place of `import samebits`, and `samebits.` in place of `runtime.`"
+        return "write `import samebits` in place of `import runtime`, and `samebits.` in place of `runtime.`"
     status = _STATUS.search(error)
     if status is not None and int(status[1]) in _OURS:
         return OWN_ADVICE

@@ -27,7 +27,7 @@ START_FILE = "start.json"
 POINTER_FILE = "elsewhere"
 USUAL_LOG_DIR = Path("device")
 _VERSION = 2
-_EARLIER_VERSION = 1  # its scripts say `import samebits`
+_EARLIER_VERSION = 1  # its scripts say `import runtime`
 _LATEST_S = 1e11  # since 1970, that a clock of this system can show
 _MAX_FILE_BYTES = 4 << 20
 
