@@ -13,7 +13,7 @@ from tests.ops.shell_job import ROOT, ShellJob
 pytestmark = pytest.mark.system
 
 PYTHON = str(ROOT / ".venv" / "bin" / "python")
-INIT = "import samebits\n\nruntime.init()\n"
+INIT = "import samebits\n\nsamebits.init()\n"
 
 
 @dataclass(frozen=True, slots=True)

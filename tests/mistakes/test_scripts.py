@@ -172,7 +172,7 @@ AFTER_INIT = (
     ),
     Mistake(
         "a script that calls init() and trains alone",
-        "import samebits\n\nruntime.init()\nprint('Train Epoch: 3 [0/60000]  Loss: 2.29')\n",
+        "import samebits\n\nsamebits.init()\nprint('Train Epoch: 3 [0/60000]  Loss: 2.29')\n",
         (
             r"^samebits: workers 0, 1 ended with status 88: trained alone: samebits\.elastic\.run was never called",
             r"^samebits: the job was not trained: every worker left before training began: its script never called",
