@@ -64,7 +64,7 @@ def train(state: samebits.elastic.TorchState) -> None:
                 schedule.step()
                 optimizer.zero_grad()
             state.commit()  # SameBits
-        accelerator.print(f"epoch {state.epoch} loss {loss.item():.4f} accuracy {evaluate():.3f}")
+        accelerator.print(f"epoch {state.epoch} accuracy {evaluate():.3f}")
         state.epoch += 1  # SameBits
 
 

@@ -63,7 +63,7 @@ def train(state: samebits.elastic.TorchState) -> None:
             schedule.step()
             state.commit()  # SameBits
         accuracy = evaluate()
-        fabric.print(f"epoch {state.epoch} loss {loss.item():.4f} accuracy {accuracy:.3f}")
+        fabric.print(f"epoch {state.epoch} accuracy {accuracy:.3f}")
         state.epoch += 1  # SameBits
 
 
