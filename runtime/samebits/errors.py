@@ -37,6 +37,7 @@
     ├── SupersededError              91   another scheduler has claimed the job; this one has stopped
     ├── LevelsSpentError             92   a process was tried again as often as may be; the whole job has to be
     ├── PreflightError               93   this host's device, memory or disk does not do what it should
+    ├── HiddenStateError             95   a step taken twice from one commit came out different (HIDDEN_STATE=stop)
     └── CommunicationError           83   the group lost a member; recovery handles it inside ``elastic.run``
         └── GenerationEndedError     83   this process's generation is over; ``elastic.run`` re-enters
             └── HostsUpdatedInterrupt 83  the members are about to change; ``elastic.run`` re-enters
@@ -59,6 +60,7 @@ __all__ = [
     "ForeignFolderError",
     "FormationTimeoutError",
     "GenerationEndedError",
+    "HiddenStateError",
     "HostsUpdatedInterrupt",
     "JobFailedError",
     "JobInterruptedError",
@@ -307,6 +309,12 @@ class PreflightError(SameBitsError):
     """The device, memory or disk of this host does not do what it should (PREFLIGHT=1); it takes no seat."""
 
     exit_code = 93
+
+
+class HiddenStateError(SameBitsError):
+    """A step taken twice from one commit came out different, or a value changed outside the state; see the message."""
+
+    exit_code = 95
 
 
 class CommunicationError(SameBitsError):

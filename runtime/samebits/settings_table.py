@@ -358,7 +358,7 @@ HEALTH_LIMITS = {
 }
 """The signs of bad health, by the names of ``core.health.Sign``, and their limits by default."""
 _ANOMALY = _one_of("tell", "stop", "recompute", "off")
-_HIDDEN = _one_of("tell", "off")
+_HIDDEN = _one_of("tell", "off", "stop", "check")
 _STRAGGLER = _one_of("tell", "swap", "off")
 _MEND = _one_of("majority", "leader", "stop")
 _EVERY = Kind("a whole number from 0 on, or auto", "不小于 0 的整数，或 auto", _parse_every)
@@ -552,9 +552,14 @@ VARIABLES: tuple[Variable, ...] = (
         "HIDDEN_STATE", "hidden_state", _HIDDEN, "tell", _WATCH,
         "`tell`: during the first commits, and after the first epoch, the values that the training function reads "
         "outside the state are observed, and those that change are named with their lines, because a recovery does not "
-        "restore them. `off` does not look.",
+        "restore them. `off` does not look. `stop` also takes steps 5 to 8 twice, the second time as after a loss, and "
+        "ends the job if one comes out different and such a value is named. `check` is what `samebits run --check` "
+        "sets for its own job.",
         "`tell`：在最初几次提交期间以及第一个 epoch 之后，观察训练函数在状态之外读取的值；"
-        "恢复不会还原这些值，因此会指出其中发生变化的值及其所在行。`off` 不查看。",
+        "恢复不会还原这些值，因此会指出其中发生变化的值及其所在行。`off` 不查看。"
+        "`stop` 还会把第 5 至 8 步各执行两次，第二次与丢失进程之后相同；若结果不同且已指出这样的值，则结束作业。"
+        "`check` 由 `samebits run --check` 为其自己的作业设置。",
+        scope=Scope.JOB,
     ),
     Variable(
         "CONSISTENCY_EVERY", "consistency_every", _EVERY, "50", _EQUAL,

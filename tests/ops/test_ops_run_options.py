@@ -13,6 +13,7 @@ from samebits import config
 from samebits.__main__ import main
 from samebits.commands import spelled, spelled_run
 from samebits.ops import kept_start
+from samebits.ops.check import words_of_job
 from samebits.ops.prepare import read_start
 from samebits.ops.run_options import Request, nodes_of_host, parse
 from samebits.ops.run_parser import SUPERVISED_RESTARTS, Streams
@@ -179,6 +180,9 @@ def test_horovodruns_python_may_start_a_module() -> None:
         ("--signals-to-handle SIGKILL train.py", "heard by nobody"),
         ("-t 9 train.py", "'9': expected 0 to 3"),
         ("-m --no-python train.py", "a module needs Python"),
+        ("--check --detach train.py", "--check and --detach"),
+        ("--check --plain train.py", "--check and --plain"),
+        ("--check --nnodes 2 --node-rank 0 train.py", "--check and several hosts"),
     ],
 )
 def test_what_makes_no_sense_is_said_with_status_64(line: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -337,6 +341,16 @@ def test_what_dies_with_this_command_is_not_left_to_itself(capsys: pytest.Captur
     with pytest.raises(SystemExit):
         parse(["--die-with-me", "--detach", "train.py"], {})
     assert "--die-with-me and --detach" in capsys.readouterr().err
+
+
+def test_a_check_runs_the_job_that_was_asked_for_and_leaves_the_scripts_words() -> None:
+    words = ["-n", "2", "--check", "train.py", "--check", "--lr", "0.1"]
+    request = parse(words, {})
+    assert request.check and request.args == ("--check", "--lr", "0.1")
+    port_option, port, *rest = words_of_job(words, request)
+    assert (port_option, rest) == ("--sched-port", ["-n", "2", "train.py", "--check", "--lr", "0.1"])
+    asked_again = parse([port_option, port, *rest], {})
+    assert not asked_again.check and asked_again.environment["SCHED_PORT"] == port
 
 
 def test_a_line_of_torchruns_is_taken_as_it_is() -> None:

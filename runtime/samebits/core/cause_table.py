@@ -54,6 +54,7 @@ _WRONG = Row(
         errors.LayoutError,
         errors.SecretError,
         errors.DivergenceError,
+        errors.HiddenStateError,
     ),
 )
 _TORN_OUT = Row(

@@ -100,8 +100,11 @@ class KeptStart:
         return replace(self, folder=folder, interpreter=interpreter, script=script, args=args, environment=environment)
 
 
-def keep(log_dir: Path, start: KeptStart) -> str:
-    """Write the start into its log folder, readable by this user only, and leave a pointer where it is looked for.
+def keep(log_dir: Path, start: KeptStart, *, has_pointer: bool = True) -> str:
+    """Write the start into its log folder, readable by this user only.
+
+    Args:
+        has_pointer: leave a pointer where commands look for a job's log folder.
 
     Returns:
         Why there is no pointer, as in a folder that is read-only, and what that means; else empty.
@@ -142,7 +145,7 @@ def keep(log_dir: Path, start: KeptStart) -> str:
     text = json.dumps(_recoded(content, _stored), indent=1)
     durable.write_file_atomically(log_dir / START_FILE, f"{text}\n".encode())
     usual = start.folder / USUAL_LOG_DIR
-    if log_dir.resolve() == usual.resolve():
+    if not has_pointer or log_dir.resolve() == usual.resolve():
         return ""
     found, below = log_dir.resolve(), start.folder.resolve()
     led_to = found.relative_to(below) if found.is_relative_to(below) else found  # which is moved together with it

@@ -157,7 +157,7 @@ def prepare(ready: Ready, *, fresh: bool) -> None:
             found = replace(found, holder=str(holder or "a process that has not left its name"))
     try:
         _carry_out(starting.plan_start(found, fresh=fresh))
-        if unfound := kept_start.keep(settings.log_dir, start):
+        if unfound := kept_start.keep(settings.log_dir, start, has_pointer=settings.hidden_state != "check"):
             say(unfound)
         if settings.enable_recovery and start.has_scheduler:
             launcher_token.make(settings.log_dir)

@@ -35,6 +35,10 @@ TERM_GRACE_S = 5.0
 def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
     request = run_options.parse(arguments, config.whole_environment())
+    if request.check:
+        from samebits.ops import check  # with the drill's parts, which no other start needs
+
+        return check.main(arguments, request)
     hear_signals()
     keep_going_without_output()
     found = first_hosts.running_job(request)

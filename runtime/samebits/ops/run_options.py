@@ -36,6 +36,7 @@ class Request:
         tee: whose log lines are shown as they come.
         words: what was typed.
         signals: besides SIGINT and SIGTERM, what ends the job where this command gets it.
+        check: whether only to check the script, in a job of its own.
     """
 
     way: Way
@@ -47,6 +48,7 @@ class Request:
     hosts: Mapping[str, str] = field(default_factory=dict)
     fresh: bool = False
     detach: bool = False
+    check: bool = False
     dry_run: bool = False
     as_json: bool = False
     tee: Streams = field(default_factory=lambda: Streams({}))
@@ -72,6 +74,8 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         parser.error("--no-python and -m: a module needs Python")
     if options.die_with_me and options.detach:
         parser.error("--die-with-me and --detach: whoever leaves a job to itself cannot end it by its own death")
+    if options.check:
+        _require_checkable(parser, options, nodes_most, given)
     node_rank = options.node_rank or 0
     if not 0 <= node_rank < nodes_most:
         parser.error(f"--node-rank {node_rank}: expected 0 to {nodes_most - 1}, for --nnodes {nodes_most}")
@@ -138,12 +142,30 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         has_scheduler=node_rank == 0,
         fresh=options.fresh,
         detach=options.detach,
+        check=options.check,
         dry_run=options.dry_run,
         as_json=options.json,
         tee=_shown(options.tee, options.local_ranks_filter),
         words=tuple(words),
         signals=options.signals_to_handle,
     )
+
+
+def _require_checkable(parser: argparse.ArgumentParser, options: argparse.Namespace, hosts: int, given: _Given) -> None:
+    """Leave with a message if these words ask for more than a check does: one job on this host, to its end."""
+    has_hosts = hosts > 1 or given.value("HOST_DISCOVERY_SCRIPT") or options.host_discovery_script
+    refused = {
+        "--plain": options.plain,
+        "--no-python": options.no_python,
+        "--detach": options.detach,
+        "--fresh": options.fresh,
+        "--dry-run": options.dry_run,
+        "--log-dir": options.log_dir is not None,
+        "several hosts": has_hosts,
+    }
+    found = [name for name, is_given in refused.items() if is_given]
+    if found:
+        parser.error(f"--check and {found[0]}: a check is a job of its own, on this host. Fix: leave {found[0]} out")
 
 
 HOROVOD_WAIT_S = "600"

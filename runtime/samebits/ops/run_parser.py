@@ -96,6 +96,12 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         action="store_true",
         help="the script is not ported: run it as torchrun would, and anew on every seat after a loss (PLAIN)",
     )
+    what.add_argument(
+        "--check",
+        action="store_true",
+        help="train nothing: run the script in folders of its own, take some of its steps twice, the second time as "
+        "after a loss, and compare; exits with 0 if they are equal (docs/training.md)",
+    )
     where = parser.add_argument_group("how many, and where")
     where.add_argument(
         *("-n", "--nproc-per-node", "--nproc_per_node"),

@@ -9,20 +9,22 @@ import contextlib
 import functools
 import inspect
 import os
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from samebits.core.point import Point
 from samebits.errors import CommunicationError, HostsUpdatedInterrupt, UsageError
 from samebits.service import log
 from samebits.service.agent import Agent
+from samebits.store.retaken_report import RetakenReport, write_report
+from samebits.training.checkpoint.kept_states import bytes_in, has_room_for
 from samebits.training.group import ddp
-from samebits.training.group.calling_place import calling_place, is_library
+from samebits.training.group.calling_place import calling_place, place_of
 from samebits.training.process import context
 from samebits.training.process.context import Worker
 from samebits.training.run.elastic_run import ElasticRun
+from samebits.training.run.retaken_steps import Extent, RetakenSteps
 from samebits.training.state.base_state import State
 from samebits.training.state.handlers import StateHandler, register_handler
 from samebits.training.state.hidden_state import Finding, HiddenStateLook, sentence_of
@@ -50,6 +52,9 @@ AnyState = TypeVar("AnyState", bound=State)
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
+_COPIES = 2
+"""Of the state in memory while steps are taken twice: one commit stays whole while the next is copied."""
+
 
 def run(
     function: Callable[Concatenate[AnyState, Parameters], Result],
@@ -76,12 +81,21 @@ def run(
                 "Fix: state = samebits.elastic.TorchState(model, optimizer, …), then train(state)"
             )
         counters = OutsideCounters(function)
-        looks = [HiddenStateLook(function, state, functools.partial(_tell_of_hidden, process, state))]
+        asked = process.settings.hidden_state
+
+        def told(findings: list[Finding]) -> None:
+            _tell_of_hidden(process, state, findings)
+            if retaken is not None:
+                retaken.named()
+
+        look = HiddenStateLook(function, state, told, at_length=asked in ("stop", "check"))
+        looks = [look]
+        retaken = _retaken_steps(process, state, look)
 
         def call() -> Result:
             counters.begin()
-            looks_now = looks and process.settings.hidden_state == "tell" and state.completed_steps == 0
-            state.look_for_hidden(looks.pop() if looks_now else None)  # a second call comes behind a loss
+            if asked != "off" and looks and state.completed_steps == 0:
+                state.look_for_hidden(looks.pop())
             with _told_of_a_complete_epoch(state):
                 result = function(state, *args, **kwargs)
             state.finish()
@@ -100,7 +114,7 @@ def run(
         if isinstance(state, ObjectState):
             ddp.require_all_among(state.weights())
         process.has_trained = True
-        session = ElasticRun(process, state)
+        session = ElasticRun(process, state, retaken)
         try:
             with process.trains():
                 return session.run(call)
@@ -127,18 +141,28 @@ def _told_of_a_complete_epoch(state: State) -> Iterator[None]:
         if epoch is None or state.completed_steps != began_at:
             raise
         raise UsageError(
-            f"{_place_of(error)}: {type(error).__name__}: {error}. Training went on here after the last batch of epoch "
+            f"{place_of(error)}: {type(error).__name__}: {error}. Training went on here after the last batch of epoch "
             f"{epoch}, so the loop over the loader had no batch left, and what it sets is not there. Fix: set that "
             "before the loop, or keep it in the state; the corrected script goes on at this step"
         ) from error
 
 
-def _place_of(error: BaseException) -> str:
-    """Return ``train.py:12``: the innermost line of the script's own that an error came through."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    lines = traceback.extract_tb(error.__traceback__)
-    own = [line for frame, line in zip(frames, lines, strict=True) if not is_library(frame.f_code.co_filename)]
-    return f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "the training function"
+def _retaken_steps(process: Worker, state: State, look: HiddenStateLook) -> RetakenSteps | None:
+    """Return what takes some steps twice, if HIDDEN_STATE asks for it."""
+    settings = process.settings
+    if settings.hidden_state not in ("stop", "check"):
+        return None
+    extent = Extent.CHECK if settings.hidden_state == "check" else Extent.JOB
+
+    def has_room(contents: Any) -> bool:
+        ranks_here = 1 if process.generation is None else process.generation.local_world_size
+        return has_room_for(_COPIES * bytes_in(contents) * ranks_here)
+
+    def tell(report: RetakenReport) -> None:
+        if extent is Extent.CHECK and context.get_rank() == 0:
+            write_report(settings.log_dir, report)
+
+    return RetakenSteps(state, extent, lambda: look.findings, has_room, tell)
 
 
 def _tell_of_hidden(process: Worker, state: State, findings: list[Finding]) -> None:

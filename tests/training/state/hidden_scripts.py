@@ -516,3 +516,163 @@ HARMLESS = {
         ended="print(shadow(x).sum().item())",
     ),
 }
+
+SILENT = {
+    "count in a dict of the module": script(
+        top='stats = {"seen": 0}',
+        after='stats["seen"] += 1  # moved',
+        loss='loss = loss / (1 + stats["seen"])',
+    ),
+    "list in a closure": script(
+        top="""
+        def make():
+            calls = []
+            def weigh(loss):
+                calls.append(1)  # moved
+                return loss / len(calls)
+            return weigh
+        weigh = make()
+        """,
+        loss="loss = weigh(loss)",
+    ),
+    "configuration of a trainer object": script(
+        top="""
+        class Trainer:
+            def __init__(self, cfg):
+                self.cfg = cfg
+            def loss(self, x, y):
+                self.cfg.seen += 1  # moved
+                return F.cross_entropy(model(x), y) / self.cfg.seen
+        trainer = Trainer(types.SimpleNamespace(seen=0))
+        """,
+        loss="loss = trainer.loss(x, y)",
+    ),
+    "list that is used up": script(
+        enter="scales = [1 + 0.1 * number for number in range(100)]",
+        loss="loss = loss * scales.pop()  # moved",
+    ),
+    "target network that is copied now and then": script(
+        top="target = copy.deepcopy(model)",
+        loss="loss = loss + F.mse_loss(model(x), target(x).detach())",
+        after="""
+        if state.step % 3 == 1:
+            target.load_state_dict(model.state_dict())  # moved
+        """,
+    ),
+    "random.Random in a transformation": script(
+        top="""
+        class Flip:
+            def __init__(self):
+                self.random = random.Random(3)
+            def __call__(self, x):
+                return x + self.random.random()  # moved
+        flip = Flip()
+        """,
+        before="x = flip(x)",
+    ),
+    "default_rng in a collate function": script(
+        top="""
+        draws = np.random.default_rng(5)
+        def collate(items):
+            xs, ys = zip(*items)
+            return torch.stack(xs) + float(draws.normal()), torch.stack(ys)  # moved
+        loader = DataLoader(data, batch_size=4, sampler=sampler, collate_fn=collate, generator=torch.Generator())
+        """,
+    ),
+    "torch.Generator of a mask": script(
+        enter="masks = torch.Generator().manual_seed(9)",
+        before="x = x * torch.bernoulli(torch.full_like(x, 0.5), generator=masks)  # moved",
+    ),
+    "counter of a data set": script(
+        top="""
+        class Growing(Dataset):
+            def __init__(self):
+                self.reads = 0
+            def __len__(self):
+                return 24
+            def __getitem__(self, index):
+                self.reads += 1  # moved
+                x, y = data[index]
+                return x * (1 + self.reads / 100), y
+        loader = DataLoader(Growing(), batch_size=4, sampler=sampler, generator=torch.Generator())
+        """,
+    ),
+    "iterator of a second loader": script(
+        enter="others = iter(held_out)",
+        before="""
+        try:
+            more, _ = next(others)  # moved
+        except StopIteration:
+            others = iter(held_out)
+            more, _ = next(others)
+        """,
+        loss="loss = loss + model(more).square().mean()",
+    ),
+    "average of the weights in a dict": script(
+        top="shadow = {name: p.detach().clone() for name, p in model.named_parameters()}",
+        loss="loss = loss + sum((p - shadow[name]).square().sum() for name, p in model.named_parameters())",
+        after="""
+        for name, p in model.named_parameters():
+            shadow[name].mul_(0.9).add_(p.detach(), alpha=0.1)  # moved
+        """,
+    ),
+    "rate from a counter of the module": script(
+        top="""
+        calls = 0
+        def set_rate():
+            global calls
+            calls += 1  # moved
+            for group in optimizer.param_groups:
+                group["lr"] = 0.1 / calls
+        """,
+        before="set_rate()",
+    ),
+    "itertools.count": script(
+        top="ticks = itertools.count(1)",
+        loss="loss = loss / next(ticks)  # moved",
+    ),
+    "itertools.cycle": script(
+        enter="signs = itertools.cycle([1.0, 0.5, 0.1])",
+        loss="loss = loss * next(signs)  # moved",
+    ),
+    "RandomState of NumPy": script(
+        top="state_of_numpy = np.random.RandomState(2)",
+        before="x = x + float(state_of_numpy.rand())  # moved",
+    ),
+    "attribute of a function": script(
+        top="""
+        def weigh(loss):
+            weigh.calls += 1  # moved
+            return loss / weigh.calls
+        weigh.calls = 0
+        """,
+        loss="loss = weigh(loss)",
+    ),
+    "attribute of a class": script(
+        top="""
+        class Seen:
+            count = 0
+        """,
+        loss="loss = loss / (1 + Seen.count)",
+        after="Seen.count += 1  # moved",
+    ),
+    "running mean in an object": script(
+        top="""
+        class Normalizer:
+            def __init__(self):
+                self.mean = torch.zeros(8)
+            def __call__(self, x):
+                self.mean = 0.9 * self.mean + 0.1 * x.mean(0)  # moved
+                return x - self.mean
+        normalizer = Normalizer()
+        """,
+        before="x = normalizer(x)",
+    ),
+    "labels that were seen": script(
+        top="labels = collections.Counter()",
+        before="labels.update(y.tolist())  # moved",
+        loss="loss = loss / (1 + labels[0])",
+    ),
+    "batch number of enumerate": script(loss="loss = loss / (1 + batch)"),
+}
+"""Scripts that end with other bits after a loss and print nothing about it; the last has no line that changes it."""

@@ -76,8 +76,7 @@ class KeptStates:
         """Whether one more copy, on each of so many ranks of this host at once, leaves the training its memory."""
         if self._spare is not None or len(self._kept) == MOST:
             return True
-        left = available_bytes()
-        return left is None or bytes_in(contents) * ranks_here <= left * SHARE_OF_AVAILABLE
+        return has_room_for(bytes_in(contents) * ranks_here)
 
     def found_equal(self, point: Point | None) -> None:
         """All ranks were the same there: nothing older is needed."""
@@ -101,6 +100,12 @@ class KeptStates:
 
     def _drop(self, one: KeptState) -> None:
         self._spare = one.contents
+
+
+def has_room_for(size_bytes: int) -> bool:
+    """Return whether copies of this size leave the training its memory on this host."""
+    left = available_bytes()
+    return left is None or size_bytes <= left * SHARE_OF_AVAILABLE
 
 
 def bytes_in(tree: Any) -> int:

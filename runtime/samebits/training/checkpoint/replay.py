@@ -132,6 +132,10 @@ class Replay:
         elif logged:
             self._repeated = _Repeated(step + 1, max(logged), logged)
 
+    def follow(self, follows: bool) -> None:
+        """Note the samples of the loop from now on, or stop that for a step that is taken again to be compared."""
+        self._state.follow_samples(self._took if follows else None)
+
     def before_step(self) -> None:
         """An optimizer is about to step: make the step's record durable, and compare it.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +216,10 @@ class StatePoints:
         return checkpoints.local_folder(root, self._process.settings.recovery_path.resolve())
 
     def _root(self) -> checkpoints.Location:
-        return self._state.checkpoint_config.folder_below(self._process.settings.checkpoint_path)
+        config, settings = self._state.checkpoint_config, self._process.settings
+        if settings.hidden_state == "check":  # a job of its own, whatever folder the script gives its real ones
+            config = replace(config, directory=None)
+        return config.folder_below(settings.checkpoint_path)
 
     def _open(self, slot: int) -> RankCheckpoints:
         process, agent, root = self._process, self._process.agent, self._root()

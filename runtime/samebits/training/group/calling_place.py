@@ -11,13 +11,22 @@ import functools
 import os
 import sys
 import sysconfig
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
 import torch
 
-__all__ = ["PACKAGE_FOLDER", "TORCH_FOLDER", "caller_is_torch", "calling_frame", "calling_place", "is_library"]
+__all__ = [
+    "PACKAGE_FOLDER",
+    "TORCH_FOLDER",
+    "caller_is_torch",
+    "calling_frame",
+    "calling_place",
+    "is_library",
+    "place_of",
+]
 
 TORCH_FOLDER = f"{Path(torch.__file__).parent}{os.sep}"
 PACKAGE_FOLDER = f"{Path(__file__).parents[2]}{os.sep}"
@@ -47,6 +56,13 @@ def calling_place() -> str:
         ):
             through = f" (through {'/'.join(Path(file).parts[-2:])}:{frame.f_lineno})"
     return f"no file of the script's own{through}"
+
+
+def place_of(error: BaseException) -> str:
+    """Return ``train.py:12``: the innermost line of the script's own that an error came through."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    own = [(file, line) for file, line in frames if not is_library(file)]
+    return f"{Path(own[-1][0]).name}:{own[-1][1]}" if own else "the training function"
 
 
 class _Files(dict[str, bool]):

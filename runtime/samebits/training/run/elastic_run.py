@@ -22,6 +22,7 @@ from samebits.errors import (
     DuplicateNodeError,
     FencedError,
     GenerationEndedError,
+    HiddenStateError,
     HostsUpdatedInterrupt,
     LayoutError,
     RefusedError,
@@ -33,7 +34,7 @@ from samebits.store.step_record import LogHeader
 from samebits.training import torch_private
 from samebits.training.checkpoint.replay import Replay, require_steps
 from samebits.training.checkpoint.state_points import StatePoints
-from samebits.training.group import ddp, flight_record, group
+from samebits.training.group import ddp, flight_record, group, transfer
 from samebits.training.group import device as devices
 from samebits.training.main_thread_time import main_thread
 from samebits.training.process import numerics
@@ -44,6 +45,7 @@ from samebits.training.process.sigterm import Stage
 from samebits.training.run import huge_pages, watchdog
 from samebits.training.run.audits import Audits
 from samebits.training.run.interpreter_tuning import InterpreterTuning
+from samebits.training.run.retaken_steps import Ranks, RetakenSteps
 from samebits.training.run.step_times import StepTimes
 from samebits.training.run.warm_up import warm_up
 from samebits.training.run.whereabouts import Whereabouts
@@ -64,8 +66,10 @@ Result = TypeVar("Result")
 class ElasticRun:
     """The running ``elastic.run`` of one process: of a worker, or of a spare that may become one at any moment."""
 
-    def __init__(self, process: Worker, state: State) -> None:
+    def __init__(self, process: Worker, state: State, retaken: RetakenSteps | None = None) -> None:
         self._process = process
+        self._retaken = retaken
+        self._formed: group.Group | None = None  # of the present generation
         self._agent = process.agent
         self._state = state
         self._points = StatePoints(process, state)
@@ -122,7 +126,7 @@ class ElasticRun:
                     self._points.load_final(generation)
                     return None
                 self._begin(generation)
-                result = call()
+                result = call() if self._retaken is None else self._retaken.run(call, self._go_back_in_place)
                 self._finish(generation)
                 self._process.departure.obey()
                 return result
@@ -171,11 +175,12 @@ class ElasticRun:
             main_thread.waited_for_others(began_s)  # what it computes and what it waits for is one to the host
             self._process.group.breaker.check()
         self._audits.before_step()
-        if self._replay is not None:
+        if self._replay is not None and not self._is_again:
             self._replay.before_step()
 
     def save(self) -> None:
         """The state as it stands is a commit: remember it, and save it where it is time to."""
+        self._compare_passes()
         self._step_times.commit_begins()
         self._state.require_no_anomaly()
         self._require_equal()
@@ -185,6 +190,10 @@ class ElasticRun:
         layouts = ddp.settle_all()
         points.commits += 1
         self._commits += 1
+        if self._retaken is not None:
+            self._retaken.committed(points.commits, self._ranks())
+            if self._retaken.is_over:
+                self._retaken = None
         if self._commits == _SETTLED_AT:
             huge_pages.gather_aside()
         state.remember(Point(step, generation.generation))
@@ -205,6 +214,63 @@ class ElasticRun:
             points.leave_out(step)
         self._agent.pace = self._step_times.commit_ends(step)
         self._process.device_view.committed()
+
+    # ---- steps that are taken twice to find hidden state
+
+    @property
+    def _is_again(self) -> bool:
+        return self._retaken is not None and self._retaken.is_under_way
+
+    def _compare_passes(self) -> None:
+        """Compare this step with another pass of it, if it is one to retake.
+
+        Raises:
+            TakeStepAgain: it has to be taken once more.
+            HiddenStateError: it came out different.
+        """
+        retaken = self._retaken
+        if retaken is None:
+            return
+        if self._process.begins:
+            retaken.give_up("a WorkQueue gives each item once, so a second pass would take others")
+        self._require_equal()
+        ddp.sync_buffers_all()
+        ddp.settle_all()
+        try:
+            retaken.compare(self._points.commits + 1, self._ranks())
+        except HiddenStateError:
+            self._points.wait_for_all()  # a rank that leaves first must not look like a lost peer to the others
+            raise
+        self._state.takes_again(False)
+        if self._replay is not None:
+            self._replay.follow(True)
+
+    def _ranks(self) -> Ranks:
+        device, rank = self._process.device, self._points.present().rank
+
+        def share(text: str, source: int) -> str:
+            packed = memoryview(bytearray(text.encode() or b" ")) if rank == source else None
+            return bytes(transfer.broadcast(packed, source, device)).decode().strip()
+
+        return Ranks(rank, lambda number: transfer.gather(number, device), share)
+
+    def _go_back_in_place(self) -> None:
+        """Become the last commit again as after a loss, in this generation and its group."""
+        state, points, formed = self._state, self._points, self._formed
+        assert formed is not None, "a generation has begun"
+        point = state.recall()
+        assert point is not None, "only a step behind a copied commit is taken again"
+        state.on_reset()
+        state.enter_group()
+        ddp.attach_all(formed, points.layouts)
+        state.begin(point)
+        points.keep_generators(point)
+        state.takes_again(True)
+        if self._replay is not None:
+            self._replay.follow(False)
+        self._uncommitted = 0
+        self._agent.observe = self._whereabouts(formed)
+        self._step_times.begin(state.completed_steps, points.present().world_size)
 
     def flush(self) -> None:
         """Return once everything saved so far is durable."""
@@ -335,6 +401,9 @@ class ElasticRun:
                 before.drop()
         if not is_first or generation.world_size != process.admitted.world_size:
             self._state.on_reset()
+        self._formed = formed
+        if self._retaken is not None and (not is_first or generation.restore is not None):
+            self._retaken.give_up("the job's members have changed")
         self._restore(generation, formed)
         self._points.exchange_copies(formed)
         if generation.watches is not None:
@@ -387,6 +456,9 @@ class ElasticRun:
 
     def _go_outside(self) -> None:
         """Between two generations: nothing is there to be broken, awaited or compared."""
+        self._state.look_for_hidden(None)
+        self._state.takes_again(False)
+        self._formed = None
         self._agent.on_break, self._agent.observe = _nothing_to_break, _nowhere
         self._comparison = None
         self._audits.close()

@@ -73,6 +73,7 @@ class State(ABC):
         self._reset_callbacks: list[Callable[[], object]] = []
         self._reporter = Reporter()
         self._hidden: HiddenStateLook | None = None
+        self._is_again = False  # the step since the last commit is taken a second or third time
         self._checkpoint = CheckpointConfig() if is_stateful(self) else CheckpointConfig(sys.maxsize)
 
     # ---- the user's
@@ -87,7 +88,7 @@ class State(ABC):
         """
         self._running("commit")
         if not self._defers():
-            if self._hidden is not None and not self._hidden.committed():
+            if self._hidden is not None and not self._hidden.committed(is_again=self._is_again):
                 self._hidden = None
             self._is_kept = False
             self.save()
@@ -109,6 +110,8 @@ class State(ABC):
             UsageError: outside ``elastic.run``, or a value that no line could show.
         """
         self._running("report")
+        if self._is_again:
+            return
         process = context.current("state.report()")
         self._reporter.take(process, self._rank, self.completed_steps, total_steps, values)
 
@@ -197,6 +200,10 @@ class State(ABC):
         """From the next commit on, let ``look`` find what the script keeps outside the state; None: no longer."""
         self._hidden = look
 
+    def takes_again(self, is_again: bool) -> None:
+        """Note that the step since the last commit is taken again only to be compared; its reports are dropped."""
+        self._is_again = is_again
+
     def require_no_anomaly(self) -> None:
         """Before a commit: raises where some rank's report has everybody compute the step again. A collective then."""
         self._reporter.vote(context.current("state.commit()"))
@@ -244,6 +251,8 @@ class State(ABC):
         if not self._can_restore():
             return None
         self.restore()
+        if self._point is not None:  # a commit that failed may have been counted already
+            self._committed_steps = self._point.step
         return self._point
 
     def contents(self) -> dict[str, Any]:

@@ -38,11 +38,12 @@ from samebits.training.state.sampler import ElasticSampler
 from samebits.training.state.script_statements import Path
 from samebits.training.state.training_slice import Outside, Place, Script
 
-__all__ = ["MOST_S", "Finding", "HiddenStateLook", "sentence_of"]
+__all__ = ["MOST_S", "Finding", "HiddenStateLook", "epochs_of", "sentence_of"]
 
 MOST_S = 0.05
-"""CPU seconds of the calling thread for all looks together; what is not done by then is not looked at."""
-_FIRST, _LAST = 2, 4  # commits
+"""CPU seconds of the calling thread for all looks in a job; what is not done by then is not looked at."""
+_MOST_S_AT_LENGTH = 5.0
+_FIRST, _LAST, _LAST_AT_LENGTH = 2, 4, 12  # commits
 _MOST_WATCHED = 200
 _MOST_FRAMES = 64
 _NAMED = 5
@@ -92,16 +93,28 @@ class _Watched:
 class HiddenStateLook:
     """The looks of one process.
 
+    Attributes:
+        findings: all that were told.
+
     Args:
         function: the training function as the script has it.
         state: what it commits.
         tell: called with the findings, if there are any.
+        at_length: look at more commits, for longer, as where steps are taken twice.
     """
 
-    def __init__(self, function: Callable[..., Any], state: object, tell: Callable[[list[Finding]], None]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        state: object,
+        tell: Callable[[list[Finding]], None],
+        at_length: bool = False,
+    ) -> None:
         self._function = function
         self._state = weakref.ref(state)
         self._tell = tell
+        self._most_s = _MOST_S_AT_LENGTH if at_length else MOST_S
+        self._last = _LAST_AT_LENGTH if at_length else _LAST
         self._commits = 0
         self._epochs: tuple[int, ...] = ()
         self._watched: list[_Watched] = []
@@ -109,19 +122,24 @@ class HiddenStateLook:
         self._moved: dict[_Watched, None] = {}
         self._told: set[str] = set()
         self._script: Script | None = None
+        self.findings: list[Finding] = []
         self._began = 0.0
         self.spent_s = 0.0
 
-    def committed(self) -> bool:
-        """Look, if this commit is one to look at; return whether there is anything left to look at."""
-        self._commits += 1
+    def committed(self, *, is_again: bool = False) -> bool:
+        """Look, if this commit is one to look at; return whether there is anything left to look at.
+
+        Args:
+            is_again: this is another pass of a step, so the function was called anew, and has new locals.
+        """
+        self._commits += not is_again
         if self._commits < _FIRST:
             return True
-        if self._commits > _LAST and self._epochs == _epochs(self._state()):
+        if not is_again and self._commits > self._last and self._epochs == epochs_of(self._state()):
             return True
         self._began = time.thread_time() - self.spent_s
         try:
-            goes_on = self._look()
+            goes_on = self._begin_again() if is_again else self._look()
         except Exception as error:
             _not_done(error)
             return False
@@ -129,7 +147,7 @@ class HiddenStateLook:
         return goes_on and not self._is_late()
 
     def _is_late(self) -> bool:
-        return time.thread_time() - self._began > MOST_S
+        return time.thread_time() - self._began > self._most_s
 
     def _look(self) -> bool:
         frames = {one.f_code: one for one in _frames(self._function)}
@@ -140,17 +158,29 @@ class HiddenStateLook:
         if self._commits == _FIRST:
             self._watched = self._find(frames.values(), handled)[:_MOST_WATCHED]
             self._prints = self._fingerprints(frames, handled)
-            self._epochs = _epochs(state)
+            self._epochs = epochs_of(state)
             return bool(self._watched)
         prints = self._fingerprints(frames, handled)
         for one, before in self._prints.items():
             if one in prints and prints[one] != before:
                 self._moved[one] = None
         self._prints.update(prints)
-        is_last = self._commits > _LAST or self._epochs != _epochs(state)
+        if self._commits < self._last:
+            is_last = False
+        else:
+            is_last = not self._epochs or self._epochs != epochs_of(state)
         if self._commits >= _LAST:
             self._report(is_last)
-        return bool(self._epochs) and not (self._commits >= _LAST and is_last)
+        return not is_last
+
+    def _begin_again(self) -> bool:
+        """Take the values as they stand as those to compare with: the call that is running has made some of them."""
+        frames = {one.f_code: one for one in _frames(self._function)}
+        state = self._state()
+        if not frames or state is None:
+            return False
+        self._prints |= self._fingerprints(frames, _Handled(state))
+        return True
 
     def _find(self, frames: Iterable[types.FrameType], handled: _Handled) -> list[_Watched]:
         self._script = script = Script(handled.is_state, handled.is_training, self._is_late)
@@ -248,6 +278,7 @@ class HiddenStateLook:
                 findings.setdefault(finding.name, finding)
         self._moved.clear()
         self._told |= findings.keys()
+        self.findings += findings.values()
         if is_last:
             self._script = None
         if findings:
@@ -324,7 +355,7 @@ def _first_tensors(own: Any) -> Iterator[Any]:
         waiting += [attributes_of(inner) for inner in one.get("_modules", {}).values() if inner is not None]
 
 
-def _epochs(state: Any) -> tuple[int, ...]:
+def epochs_of(state: Any) -> tuple[int, ...]:
     """The epochs of the state's samplers; without a sampler, its own value of that name."""
     own = attributes_of(state)
     found = tuple(one.epoch for one in own.get("_samplers", ()) if has_type(one, ElasticSampler))

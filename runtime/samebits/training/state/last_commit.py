@@ -22,7 +22,7 @@ import torch
 
 from samebits.core.point import Point
 from samebits.service import log
-from samebits.training import torch_private
+from samebits.training import torch_private, value_trees
 from samebits.training.group.calling_place import calling_place
 from samebits.training.sharding.pieces import local
 from samebits.training.state.behind_commit import Instruction, line_behind
@@ -231,6 +231,7 @@ class LastCommit:
     Attributes:
         point: the last commit; None if there is none.
         copies: whether every commit is copied.
+        holds_copy: whether each commit is copied to the host for now; set by :meth:`hold_copy`.
         is_in_step: an optimizer's ``step`` is running.
         is_running: something is trained with the state, so that a loss may come.
     """
@@ -238,6 +239,7 @@ class LastCommit:
     def __init__(self, handlers: Mapping[str, StateHandler]) -> None:
         self.point: Point | None = None
         self.copies = False
+        self.holds_copy = False
         self.is_in_step = False
         self.is_running = False
         self._handlers = handlers
@@ -273,12 +275,21 @@ class LastCommit:
             self._copy()
         self.copies = True
 
+    def hold_copy(self, *, on: bool) -> None:
+        """Copy commits to the host's memory from the next one on, or stop that and free the copies.
+
+        Call it where the state as it stands is, or is about to be, a commit.
+        """
+        self.holds_copy = on
+        if not on and not self.copies:
+            self._slots, self._newest = [{}, {}], None
+
     def remember(self, point: Point) -> None:
         """The state as it stands is the commit ``point``."""
         try:
             for handler in self._handlers.values():
                 handler.remember()
-            if self.copies:
+            if self.copies or self.holds_copy:
                 self._copy()
         except BaseException:
             self.forget()  # a part of this commit and a part of the last are neither
@@ -301,7 +312,8 @@ class LastCommit:
     def _copy(self) -> None:
         spare = self._slots[0] if self._newest is not self._slots[0] else self._slots[1]
         for name, handler in self._handlers.items():
-            spare[name] = copied_tree(handler.contents(), spare.get(name))
+            contents = handler.contents() if self.copies else _on_host(handler.contents())
+            spare[name] = copied_tree(contents, spare.get(name))
         self._newest = spare
 
     def forget(self) -> None:
@@ -356,3 +368,11 @@ class LastCommit:
 
     def _addresses(self) -> list[int]:
         return [weight.tensor.data_ptr() for weight in self._weights if weight.is_plain]
+
+
+def _on_host(tree: Any) -> Any:
+    """Return the tree with copies on the CPU of tensors that are on a device; the others stay themselves."""
+    if isinstance(tree, torch.Tensor):
+        return tree if tree.is_cpu else tree.detach().to("cpu")
+    items = value_trees.children(tree)
+    return tree if items is None else value_trees.rebuilt(tree, [(key, _on_host(item)) for key, item in items])

@@ -172,6 +172,15 @@ class ObjectState(State):
         self._last_commit.undo()
         return super().recall()
 
+    def hold_copy(self, *, on: bool) -> None:
+        """Copy each commit to the host's memory from the next one on, so that it can be recalled; or stop that."""
+        self._last_commit.hold_copy(on=on)
+
+    @property
+    def holds_copy(self) -> bool:
+        """Whether the last commit can be recalled, and later ones are copied as well."""
+        return self._last_commit.holds_copy and self._last_commit.is_held
+
     def forget(self) -> None:
         """What stands cannot be given to anybody."""
         self._last_commit.forget()

@@ -1,0 +1,56 @@
+"""The result of a check (``samebits run --check``), written by rank 0 into LOG_DIR and read by the command."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from samebits.errors import StoreError
+from samebits.store import durable
+
+__all__ = ["RetakenReport", "read_report", "write_report"]
+
+_FILE = "check.json"
+
+
+class RetakenReport(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What a check has found so far.
+
+    Attributes:
+        equal: the steps that came out with the same bits each time.
+        skipped: why steps were not compared, one sentence each.
+        named: the sentence about values that changed outside the state; "" if there are none.
+        failure: the sentence about the step that came out different; "" if there is none.
+        is_over: nothing is left to compare, or a step came out different.
+    """
+
+    equal: tuple[int, ...] = ()
+    skipped: tuple[str, ...] = ()
+    named: str = ""
+    failure: str = ""
+    is_over: bool = False
+
+
+def write_report(log_dir: Path, report: RetakenReport) -> None:
+    """Replace the report in this folder.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    durable.replace_note(log_dir / _FILE, msgspec.json.encode(report))
+
+
+def read_report(log_dir: Path) -> RetakenReport:
+    """Return the report in this folder, or an empty one if none was written yet.
+
+    Raises:
+        StoreError: the file cannot be read, or is something else.
+    """
+    path = log_dir / _FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=RetakenReport)
+    except FileNotFoundError:
+        return RetakenReport()
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StoreError(f"{path}: expected the report of a check, found something else: {error}") from error

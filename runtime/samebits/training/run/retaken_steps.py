@@ -1,0 +1,304 @@
+"""Take a few steps a second time from the commit before them, and compare the states that come out.
+
+``HIDDEN_STATE=stop`` and ``samebits run --check`` find out in this way what a recovery would do, without losing a
+process: the training function is called again in the same generation, as a survivor calls it after a loss. The state
+of the first pass is only compared; the last pass is the one that is committed.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import xxhash
+
+from samebits.errors import CheckpointError, GenerationEndedError, HiddenStateError
+from samebits.service import log
+from samebits.store.retaken_report import RetakenReport
+from samebits.training import value_trees
+from samebits.training.group.calling_place import place_of
+from samebits.training.group.failure import is_communication_failure
+from samebits.training.state import snapshot
+from samebits.training.state.base_state import State
+from samebits.training.state.hidden_state import Finding, epochs_of, sentence_of
+from samebits.training.state.object_state import ObjectState
+from samebits.training.state.torch_state import TorchState
+
+__all__ = ["Extent", "RetakenSteps", "TakeStepAgain"]
+
+_FIRST = 5
+"""The first commit whose step is retaken: the look at commits 2 to 4 has named by then what it can."""
+_LAST_OF_A_JOB = 8
+_LAST_IN_A_ROW = 12
+_MIDDLE_FROM, _MIDDLE_TO = 16, 32
+"""A check retakes the steps of the powers of two from the one on, and is not over before the other."""
+_AFTER_EPOCH = 2
+"""Steps that a check retakes after the first epoch's end."""
+_NAMED = 3
+_MOST_CHARS = 300
+_DIFFERS, _NAMES, _COMES_AGAIN = 1, 2, 4
+"""What a rank tells the others: its state differs, it has findings, its last two passes are equal."""
+
+Digests = dict[str, int]
+Result = TypeVar("Result")
+
+
+class TakeStepAgain(GenerationEndedError):
+    """Unwind the training function from its commit; :meth:`RetakenSteps.run` calls it again."""
+
+
+class Extent(enum.Enum):
+    """Which steps are retaken, and what follows from a difference that has no named cause."""
+
+    JOB = enum.auto()
+    """HIDDEN_STATE=stop: the first few, and training goes on."""
+    CHECK = enum.auto()
+    """``samebits run --check``: also around the first epoch's end and in the middle, and the job ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """What the passes need of the other ranks. Collectives, called by all of them at the same commits.
+
+    Attributes:
+        rank: this process's.
+        gather: the number of every rank, in their order.
+        share: the text of one rank on every rank; called with this rank's text and that rank.
+    """
+
+    rank: int
+    gather: Callable[[int], list[int]]
+    share: Callable[[str, int], str]
+
+
+class RetakenSteps:
+    """The retaken steps of one process.
+
+    Args:
+        state: whose steps they are.
+        extent: which steps.
+        findings: the values outside the state that have changed, as far as they are named by now.
+        has_room: whether this host's memory has room for a copy of these contents.
+        tell: called with the report whenever it has changed.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        extent: Extent,
+        findings: Callable[[], Sequence[Finding]],
+        has_room: Callable[[Any], bool],
+        tell: Callable[[RetakenReport], None],
+    ) -> None:
+        self._state = state
+        self._extent = extent
+        self._findings = findings
+        self._has_room = has_room
+        self._tell = tell
+        self._report = RetakenReport()
+        self._passes: list[Digests] = []
+        self._is_over = False
+        self._epochs: tuple[int, ...] | None = None  # at the last commit
+        self._after_epoch: int | None = None  # steps retaken after the first epoch's end; None: before that
+        self._step = 0  # of the last commit
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no further step is retaken."""
+        return self._is_over
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether the training function is in a second or third pass of a step."""
+        return bool(self._passes)
+
+    def run(self, call: Callable[[], Result], go_back: Callable[[], object]) -> Result:
+        """Call the training function, and call it again from the last commit for each further pass.
+
+        Args:
+            call: the training function.
+            go_back: makes the state the last commit again.
+        """
+        while True:
+            try:
+                return call()
+            except TakeStepAgain:
+                pass
+            except Exception as error:
+                if self.is_under_way and not is_communication_failure(error):
+                    self._failed_in_pass(error)
+                raise
+            go_back()  # outside the handler, so that the traceback no longer keeps the first pass alive
+
+    def compare(self, commit: int, ranks: Ranks) -> None:
+        """Compare the step that is about to become commit number ``commit``, if it is one to retake.
+
+        Raises:
+            TakeStepAgain: the step has to be taken once more.
+            HiddenStateError: it came out different, and the job must not train further.
+        """
+        if self._is_over or not (self._passes or self._is_wanted(commit)):
+            return
+        found, problem = _digests_of(self._state)
+        if not all(ranks.gather(not problem)):  # all ranks go back, or none
+            self.give_up(problem or "another rank's state cannot be compared")
+            return
+        self._passes.append(found)
+        if len(self._passes) == 1:
+            raise TakeStepAgain(f"the step of commit {commit} is taken a second time")
+        self._judge(commit, ranks)
+
+    def committed(self, commit: int, ranks: Ranks) -> None:
+        """Keep a copy of the state, which is about to become commit number ``commit``, if later steps are retaken."""
+        state = self._state
+        self._passes.clear()
+        self._step, self._epochs = state.completed_steps, epochs_of(state)
+        if not self._is_over and self._is_complete(commit):
+            self._end()
+        if self._is_over and isinstance(state, ObjectState):
+            state.hold_copy(on=False)  # only here is the live state a commit, and the copy not needed
+        elif commit == _FIRST - 1:
+            self._begin(ranks)
+
+    def give_up(self, why: str) -> None:
+        """Compare nothing from now on, and report why."""
+        if self._is_over:
+            return
+        log.warn(f"no further step is taken twice to find hidden state: {why}")
+        self._change(skipped=(*self._report.skipped, why))
+        self._end()
+
+    def named(self) -> None:
+        """Add to the report what was found to change outside the state."""
+        self._change(named=sentence_of(self._findings()))
+
+    # ---- which steps
+
+    def _begin(self, ranks: Ranks) -> None:
+        state = self._state
+        if not isinstance(state, ObjectState):
+            self.give_up(f"a {type(state).__name__} keeps its last commit itself, or has none between two averages")
+        elif not all(ranks.gather(self._has_room(state.contents()))):
+            self.give_up("a host's memory has no room for copies of the state on each of its ranks")
+        else:
+            state.hold_copy(on=True)
+
+    def _end(self) -> None:
+        self._is_over = True
+        self._passes.clear()
+        self._change(is_over=True)
+
+    def _is_wanted(self, commit: int) -> bool:
+        state = self._state
+        if commit < _FIRST or not isinstance(state, ObjectState) or not state.holds_copy:
+            return False
+        if self._extent is Extent.CHECK and self._epochs and epochs_of(state) != self._epochs:
+            self._after_epoch = self._after_epoch or 0
+        is_after_epoch = self._after_epoch is not None and self._after_epoch < _AFTER_EPOCH
+        is_middle = commit >= _MIDDLE_FROM and not commit & (commit - 1)
+        if not (commit <= self._last_in_a_row or is_after_epoch or is_middle):
+            return False
+        if self._after_epoch is not None:
+            self._after_epoch += 1
+        if isinstance(state, TorchState) and state.counts_optimizer_steps and state.completed_steps == self._step:
+            skipped = f"commit {commit} came without an optimizer step"
+            self._change(skipped=(*self._report.skipped, skipped))
+            return False
+        return True
+
+    @property
+    def _last_in_a_row(self) -> int:
+        return _LAST_OF_A_JOB if self._extent is Extent.JOB else _LAST_IN_A_ROW
+
+    def _is_complete(self, commit: int) -> bool:
+        if self._extent is Extent.JOB:
+            return commit >= _LAST_OF_A_JOB
+        is_after_epoch = not self._epochs or (self._after_epoch is not None and self._after_epoch >= _AFTER_EPOCH)
+        return commit >= _MIDDLE_TO and is_after_epoch
+
+    # ---- what they show
+
+    def _judge(self, commit: int, ranks: Ranks) -> None:
+        names_of_all = {name for one in self._passes for name in one}
+        differing = sorted(name for name in names_of_all if len({one.get(name) for one in self._passes}) > 1)
+        findings = self._findings()
+        comes_again = self._passes[-2] == self._passes[-1]
+        told = ranks.gather(_DIFFERS * bool(differing) | _NAMES * bool(findings) | _COMES_AGAIN * comes_again)
+        if not any(one & _DIFFERS for one in told) and len(self._passes) == 2:
+            self._passes.clear()
+            self._change(equal=(*self._report.equal, self._state.completed_steps))
+            return
+        source = next((rank for rank, one in enumerate(told) if one & _DIFFERS), 0)
+        names = ranks.share(", ".join(differing[:_NAMED]), source)
+        step = self._state.completed_steps
+        if any(one & _NAMES for one in told):
+            source = next(rank for rank, one in enumerate(told) if one & _NAMES)
+            sentence = ranks.share(sentence_of(findings) if findings else "", source)
+            self._fail(f"step {step}, taken twice from the same commit, came out different in {names}: {sentence}")
+        if len(self._passes) == 2:
+            raise TakeStepAgain(f"the step of commit {commit} is taken a third time")
+        if all(one & _COMES_AGAIN for one in told):
+            text = (
+                f"step {step} came out different in {names} when the training function was called again from the "
+                "commit before it, and the same when that was repeated: the step depends on something that such a call "
+                "begins anew, such as a batch number that enumerate() counts from 0. Fix: compute it from the state, "
+                "as from state.completed_steps"
+            )
+        else:
+            text = (
+                f"step {step}, taken three times from the same commit, came out different each time, in {names}, and "
+                "no value outside the state was seen to change: not deterministic, or unknown. Fix: set "
+                "torch.use_deterministic_algorithms(True) and a seed for every generator; else look in the training "
+                "function for what it keeps outside TorchState(…)"
+            )
+        if self._extent is Extent.CHECK:
+            self._fail(text)
+        self.give_up(text)
+
+    def _failed_in_pass(self, error: Exception) -> None:
+        """Report an error of the script that no undisturbed run has."""
+        self._change(
+            failure=f"called again from the commit of step {self._step}, as after a loss there, the training function "
+            f"failed at {place_of(error)}: {type(error).__name__}: {str(error)[:_MOST_CHARS]}. Fix: let it begin at "
+            "every step, also at the last of an epoch, where the loop over the loader has no batch left"
+        )
+        self._end()
+
+    def _fail(self, text: str) -> None:
+        self._change(failure=text)
+        self._end()
+        raise HiddenStateError(text)
+
+    def _change(self, **changes: Any) -> None:
+        before = self._report
+        values = {name: getattr(before, name) for name in before.__struct_fields__}
+        self._report = RetakenReport(**{**values, **changes})
+        self._tell(self._report)
+
+
+def _digests_of(state: State) -> tuple[Digests, str]:
+    """Return a digest of every value of the state as it stands, by name; or why there are none."""
+    try:
+        tree, tensors = snapshot.take_apart(state.contents(), "state")
+    except CheckpointError as error:  # reported by the commit itself
+        return {}, f"the state cannot be compared: {error}"
+    found = {_short(name): xxhash.xxh3_64_intdigest(snapshot.bytes_of(tensor)) for name, tensor in tensors}
+    for name, value in _leaves(tree, "state"):
+        found.setdefault(_short(name), xxhash.xxh3_64_intdigest(repr(value).encode(errors="surrogatepass")))
+    return found, ""
+
+
+def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    items = value_trees.children(tree)
+    if items is None:
+        yield path, tree
+        return
+    for key, value in items:
+        yield from _leaves(value, f"{path}.{key}")
+
+
+def _short(name: str) -> str:
+    """``state.model.0.weight`` for the name it has in a point, as the script spells it."""
+    return name.replace("state.shared.values.", "state.", 1).replace("state.shared.", "state.", 1)

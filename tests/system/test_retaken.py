@@ -1,0 +1,149 @@
+"""Real jobs that take steps twice: ``samebits run --check`` and HIDDEN_STATE=stop."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from samebits.errors import HiddenStateError
+from tests.system.processes import environment_of_tests, found_below, free_port
+
+pytestmark = pytest.mark.system
+
+SCRIPT = """
+import hashlib, os, pathlib, signal
+import torch
+import torch.nn.functional as F
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+import samebits
+
+samebits.init()
+torch.manual_seed(1)
+torch.use_deterministic_algorithms(True)
+data = TensorDataset(torch.randn(120, 16), torch.randint(0, 4, (120,)))
+sampler = samebits.ElasticSampler(data, shuffle=True, seed=1)
+loader = DataLoader(data, batch_size=4, sampler=sampler)
+net = torch.nn.Sequential(torch.nn.Linear(16, 8), torch.nn.BatchNorm1d(8), torch.nn.Dropout(), torch.nn.Linear(8, 4))
+model = DistributedDataParallel(net)
+optimizer = torch.optim.Adam(model.parameters())
+checkpoint = samebits.CheckpointConfig(save_checkpoint_steps=7, directory="own", step_log=True)
+state = samebits.elastic.TorchState(model, optimizer, sampler=sampler, epoch=0, checkpoint=checkpoint)
+seen, calls = 0, 0
+
+
+def weight(loss):
+    global seen
+    seen += 1  # moved
+    return loss / seen
+
+
+@samebits.elastic.run
+def train(state):
+    global calls
+    calls += 1
+    while state.epoch < 3:
+        for batch, (x, y) in enumerate(loader):
+            optimizer.zero_grad()
+            weight(F.cross_entropy(model(x), y)).backward()
+            if "KILL" in os.environ and calls == 2 and samebits.get_rank() == 1 and not pathlib.Path("killed").exists():
+                pathlib.Path("killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+            sampler.record_batch(batch, 4)
+            state.commit()
+        state.epoch += 1
+        sampler.set_epoch(state.epoch)
+
+
+train(state)
+weights = b"".join(one.numpy().tobytes() for one in model.state_dict().values())
+print("final", state.completed_steps, hashlib.sha256(weights).hexdigest(), "calls", calls, flush=True)
+"""
+LINE = next(number for number, line in enumerate(SCRIPT.splitlines(), 1) if line.endswith("# moved"))
+HEALTHY = SCRIPT.replace("weight(F.cross_entropy(model(x), y))", "F.cross_entropy(model(x), y)")
+
+
+class Shell:
+    """Runs jobs of the script in folders of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.output = ""
+
+    def run(self, name: str, script: str, *options: str, **settings: str) -> int:
+        folder = self.folder / name
+        folder.mkdir()
+        (folder / "train.py").write_text(script)
+        own = {"OMP_NUM_THREADS": "1", "SCHED_PORT": str(free_port()), "REGISTER_COOLDOWN": "0"}
+        own |= {"TMPDIR": str(self.folder)}
+        done = subprocess.run(
+            [sys.executable, "-m", "samebits", "run", "-n", "2", *options, "train.py"],
+            cwd=folder,
+            env=environment_of_tests() | own | settings,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=280,
+            check=False,
+        )
+        logs = "\n".join(log.read_text()[-3000:] for log in folder.glob("device/*.log"))
+        self.output = done.stdout
+        print(f"{name}: {done.returncode}\n{done.stdout}\n{logs}")
+        return done.returncode
+
+    def finals(self, name: str) -> list[str]:
+        """The last line of each worker's log, without how often the function was called."""
+        logs = [log.read_text() for log in sorted((self.folder / name / "device").glob("worker_*.log"))]
+        return [found for log in logs for found in re.findall(r"^final (\d+ \w+) calls", log, re.MULTILINE)]
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    yield Shell(tmp_path)
+    assert not found_below(tmp_path)
+
+
+def test_a_check_passes_a_script_that_recovers_exactly_and_leaves_nothing_behind(shell: Shell) -> None:
+    assert shell.run("healthy", HEALTHY, "--check") == 0
+    equal = "5, 6, 7, 8, 9, 10, 11, 12, 16, 17, 32"  # an epoch has 15
+    assert f"check passed: 11 steps were taken twice with equal bits ({equal})" in shell.output
+    left = [one.name for one in (shell.folder / "healthy").iterdir()]
+    assert left == ["train.py"], "not even the folder that the script gives its checkpoints"
+    assert not list(shell.folder.glob("samebits-check-*"))
+
+
+def test_a_check_fails_a_script_with_hidden_state_and_names_its_line(shell: Shell) -> None:
+    assert shell.run("hidden", SCRIPT, "--check") == HiddenStateError.exit_code
+    assert f"hidden state: seen (train.py:{LINE}) changed outside the state" in shell.output
+    assert "Fix: " in shell.output
+
+
+def test_a_job_that_retakes_steps_ends_with_the_bits_of_one_that_does_not(shell: Shell) -> None:
+    assert shell.run("off", HEALTHY, HIDDEN_STATE="off") == 0
+    undisturbed = shell.finals("off")
+    assert len(set(undisturbed)) == 1
+    assert len(undisturbed) == 2
+
+    assert shell.run("stop", HEALTHY, HIDDEN_STATE="stop") == 0
+    assert shell.finals("stop") == undisturbed
+    logs = "".join(log.read_text() for log in (shell.folder / "stop" / "device").glob("worker_*.log"))
+    assert logs.count("calls 5\n") == 2, "four steps were taken twice"
+
+    assert shell.run("killed", HEALTHY, HIDDEN_STATE="stop", KILL="1") == 0
+    assert (shell.folder / "killed" / "killed").exists()
+    assert shell.finals("killed") == undisturbed
+    log = (shell.folder / "killed" / "device" / "worker_0.log").read_text()
+    assert "no further step is taken twice to find hidden state: the job's members have changed" in log
+
+
+def test_a_job_with_hidden_state_ends_before_it_trains_further(shell: Shell) -> None:
+    assert shell.run("hidden", SCRIPT, HIDDEN_STATE="stop") == HiddenStateError.exit_code
+    assert f"hidden state: seen (train.py:{LINE}) changed outside the state" in shell.output
+    assert "step 5, taken twice from the same commit, came out different" in shell.output
+    assert shell.finals("hidden") == []

@@ -1,0 +1,271 @@
+"""Steps that are taken twice from one commit show what a script keeps outside its state, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import runpy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from samebits.core.point import Point
+from samebits.errors import HiddenStateError
+from samebits.store.retaken_report import RetakenReport
+from samebits.training import elastic
+from samebits.training.process import context
+from samebits.training.run.retaken_steps import Extent, Ranks, RetakenSteps
+from samebits.training.state.base_state import State
+from samebits.training.state.hidden_state import Finding, HiddenStateLook
+from samebits.training.state.object_state import ObjectState
+from tests.training.commits import Commits, small_state, train_one_step
+from tests.training.state.hidden_scripts import HARMLESS, SILENT, script
+
+ALONE = Ranks(0, lambda number: [number], lambda text, _: text)
+
+ONLY_BY_PASSES = {"batch number of enumerate"}
+"""The look has nothing to name: it is the loop's own variable."""
+BREAK_AT_A_LOSS = {
+    "meter that is reset each epoch": ZeroDivisionError,
+    "average in the state": UnboundLocalError,
+    "predictions gathered for a report": ValueError,
+    "average for evaluation only": UnboundLocalError,
+    "accumulation by the batch": HiddenStateError,
+    "cached constants": HiddenStateError,
+    "memo": HiddenStateError,
+}
+"""Without hidden state, and wrong all the same: they use a batch number, or need a batch behind a complete epoch."""
+
+
+class Passes(Commits):
+    """A session that retakes steps, as the running one does."""
+
+    def __init__(self, state: State, retaken: RetakenSteps) -> None:
+        self._retaken = retaken
+        super().__init__(state)
+
+    def save(self) -> None:
+        self._retaken.compare(self.count + 1, ALONE)
+        self._state.takes_again(False)
+        self._retaken.committed(self.count + 1, ALONE)
+        super().save()
+
+    def go_back(self) -> None:
+        point = self._state.recall()
+        assert point == Point(self._state.completed_steps, 1)
+        self._state.begin(point)
+        self._state.takes_again(True)
+
+
+class Checked:
+    """Runs scripts with some of their steps taken twice, without a job around them."""
+
+    def __init__(self, folder: Path, patch: pytest.MonkeyPatch) -> None:
+        self.path = folder / "train.py"
+        self.extent: Extent | None = Extent.CHECK
+        self.has_room = True
+        self.findings: list[Finding] = []
+        self.reports = [RetakenReport()]
+        self.session: Passes | None = None
+        patch.setattr(elastic, "run", self._run)
+        patch.setattr(context, "get_rank", lambda: 0)
+        patch.setattr(context, "get_world_size", lambda: 1)
+
+    def _run(self, function: Callable[[Any], None]) -> Callable[[Any], None]:
+        def call(state: Any) -> None:
+            at_length = self.extent is not None
+            state.look_for_hidden(HiddenStateLook(function, state, self.findings.extend, at_length))
+            if self.extent is None:
+                Commits(state)
+                return function(state)
+            retaken = RetakenSteps(
+                state, self.extent, lambda: self.findings, lambda _: self.has_room, self.reports.append
+            )
+            self.session = Passes(state, retaken)
+            return retaken.run(lambda: function(state), self.session.go_back)
+
+        return call
+
+    @property
+    def report(self) -> RetakenReport:
+        return self.reports[-1]
+
+    def run(self, text: str) -> dict[str, Any]:
+        self.path.write_text(text)
+        linecache.checkcache(str(self.path))
+        return runpy.run_path(str(self.path))
+
+
+@pytest.fixture
+def checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Checked:
+    return Checked(tmp_path, monkeypatch)
+
+
+def bits(ended: dict[str, Any]) -> str:
+    return hashlib.sha256(b"".join(one.detach().numpy().tobytes() for one in ended["model"].parameters())).hexdigest()
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_hidden_state_is_found_by_taking_a_step_twice_and_named_by_looking(name: str, checked: Checked) -> None:
+    with pytest.raises(HiddenStateError, match=r"^step [5-9]") as raised:
+        checked.run(SILENT[name])
+    assert checked.report.failure == str(raised.value)
+    assert "state.model.0.weight" in checked.report.failure
+    named, checked.findings = checked.findings, []
+    checked.extent = None
+    checked.run(SILENT[name])
+    if name in ONLY_BY_PASSES:
+        assert not checked.findings
+        return
+    assert f"hidden state: {named[0]}" in checked.report.failure
+    assert {one.name for one in named} == {one.name for one in checked.findings}
+
+
+def test_the_look_alone_names_at_least_18_of_20() -> None:
+    assert len(SILENT) == 20
+    assert len(SILENT.keys() - ONLY_BY_PASSES) >= 18
+
+
+@pytest.mark.parametrize("name", HARMLESS.keys() - BREAK_AT_A_LOSS)
+def test_a_script_that_recovers_exactly_comes_out_equal(name: str, checked: Checked) -> None:
+    checked.run(HARMLESS[name])
+    assert checked.report.equal == (5, 6, 7, 8, 9, 10, 11, 12, 16)
+    assert (checked.report.failure, checked.report.skipped) == ("", ())
+    assert not checked.findings
+
+
+@pytest.mark.parametrize("name", BREAK_AT_A_LOSS)
+def test_a_script_that_cannot_begin_again_in_an_epoch_is_found(name: str, checked: Checked) -> None:
+    with pytest.raises(BREAK_AT_A_LOSS[name]):
+        checked.run(HARMLESS[name])
+    assert "train.py:" in checked.report.failure or BREAK_AT_A_LOSS[name] is HiddenStateError
+    assert "Fix: " in checked.report.failure
+    assert not checked.findings
+
+
+@pytest.mark.parametrize("rng", ["per_step", "saved"])
+def test_a_job_that_retakes_steps_ends_with_the_same_bits(rng: str, checked: Checked) -> None:
+    text = script(before="x = x + torch.randn(()) + F.dropout(x)").replace('"per_step"', f'"{rng}"')
+    checked.extent = None
+    undisturbed = bits(checked.run(text))
+    checked.extent = Extent.JOB
+    ended = checked.run(text)
+    assert checked.report.equal == (5, 6, 7, 8)
+    assert checked.report.is_over
+    assert bits(ended) == undisturbed
+    assert checked.session is not None
+    assert checked.session.count == ended["state"].completed_steps == 18
+    assert not ended["state"].holds_copy
+    assert ended["state"].last_copy is None, "the copy is freed"
+
+
+def test_a_job_ends_at_hidden_state_before_it_trains_further(checked: Checked) -> None:
+    checked.extent = Extent.JOB
+    with pytest.raises(HiddenStateError, match=r"^step 5, taken twice .* hidden state: cfg\.seen \(train\.py:\d+\) "):
+        checked.run(
+            SILENT["count in a dict of the module"]
+            .replace("stats", "cfg.seen")
+            .replace('cfg.seen = {"seen": 0}', 'cfg = types.SimpleNamespace(); cfg.seen = {"seen": 0}')
+        )
+    assert checked.session is not None
+    assert checked.session.count == 4
+
+
+def test_steps_that_differ_each_time_are_no_verdict(checked: Checked) -> None:
+    text = script(top="import os", before="x = x + int.from_bytes(os.urandom(4)) / 2**32")
+    with pytest.raises(HiddenStateError, match=r"three times .* came out different each time, .* or unknown"):
+        checked.run(text)
+    checked.extent = Extent.JOB
+    checked.run(text)
+    assert checked.session is not None
+    assert checked.session.count == 18, "a job trains on"
+    assert "not deterministic, or unknown" in checked.report.skipped[0]
+
+
+def test_a_step_that_depends_on_where_the_function_begins_is_told_apart(checked: Checked) -> None:
+    with pytest.raises(HiddenStateError, match=r"called again .* and the same when that was repeated: .*enumerate"):
+        checked.run(SILENT["batch number of enumerate"])
+
+
+def test_without_room_for_a_copy_nothing_is_taken_twice(checked: Checked) -> None:
+    checked.has_room = False
+    ended = checked.run(SILENT["attribute of a class"])
+    assert "no room" in checked.report.skipped[0]
+    assert (checked.report.equal, ended["state"].last_copy) == ((), None)
+
+
+def test_a_commit_without_an_optimizer_step_is_skipped(checked: Checked) -> None:
+    checked.run(script(after="if state.step == 6: state.commit()"))
+    assert checked.report.skipped == ("commit 8 came without an optimizer step",)
+    assert checked.report.equal == (5, 6, 7, 8, 9, 10, 11, 15)
+
+
+def test_the_look_finds_hidden_state_where_there_are_no_epochs(checked: Checked) -> None:
+    checked.extent = None
+    checked.run(
+        script(top='stats = {"seen": 0}', loss='loss = loss / (1 + stats["seen"])', after='stats["seen"] += 1')
+        .replace("sampler=sampler, schedule", "schedule")
+        .replace("epoch=0, ", "")
+        .replace("while state.epoch < 3:", "for _ in range(3):")
+        .replace("state.epoch += 1", "pass")
+        .replace("sampler.set_epoch(state.epoch)", "pass")
+    )
+    assert [one.name for one in checked.findings] == ["stats"]
+
+
+class Own(State):
+    def save(self) -> None: ...
+    def restore(self) -> None: ...
+    def sync(self) -> None: ...
+
+
+def test_a_state_that_keeps_its_last_commit_itself_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[RetakenReport] = []
+    retaken = RetakenSteps(Own(), Extent.CHECK, list, lambda _: True, told.append)
+    for commit in range(1, 20):
+        retaken.compare(commit, ALONE)
+        retaken.committed(commit, ALONE)
+    assert "a Own keeps its last commit itself" in told[-1].skipped[0]
+    assert told[-1].is_over
+
+
+def test_values_that_are_reported_in_a_second_pass_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    state = small_state()
+    Commits(state)
+    monkeypatch.setattr(context, "current", lambda _: pytest.fail("it was reported"))
+    state.takes_again(True)
+    state.report(loss=1.0)
+
+
+def test_a_commit_that_failed_is_not_counted_by_a_state_without_optimizers() -> None:
+    class Failing(Commits):
+        def save(self) -> None:
+            if self.lost:
+                raise RuntimeError("the group is gone")
+            super().save()
+
+    state = ObjectState(value=1)
+    session = Failing(state)
+    state.commit()
+    session.lost = True
+    state.value = 2
+    with pytest.raises(RuntimeError):
+        state.commit()
+    assert state.recall() == Point(1, 1)
+    assert (state.completed_steps, state.value) == (1, 1)
+
+
+def test_a_held_copy_brings_back_what_an_optimizer_has_changed() -> None:
+    state = small_state()
+    Commits(state)
+    state.hold_copy(on=True)
+    train_one_step(state)
+    state.commit()
+    assert state.model is not None
+    before = [one.clone() for one in state.model.parameters()]
+    train_one_step(state, 1)
+    assert state.recall() == Point(1, 1)
+    assert all(torch.equal(one, other) for one, other in zip(before, state.model.parameters(), strict=True))
