@@ -269,3 +269,24 @@ def test_a_held_copy_brings_back_what_an_optimizer_has_changed() -> None:
     train_one_step(state, 1)
     assert state.recall() == Point(1, 1)
     assert all(torch.equal(one, other) for one, other in zip(before, state.model.parameters(), strict=True))
+
+
+JOURNAL = """
+class Journal:
+    def __init__(self): self.entries = []
+    def state_dict(self): return {"entries": list(self.entries)}
+    def load_state_dict(self, given): self.entries = list(given["entries"])
+class Recording(samebits.elastic.StateHandler):
+    records = RECORDS
+samebits.elastic.register_handler(Journal, Recording)
+journal = Journal()
+more = {"journal": journal}
+"""
+
+
+def test_a_handlers_records_may_differ(checked: Checked) -> None:
+    text = script(top=JOURNAL).replace("state.commit()", "state.commit(); journal.entries.append(state.step)")
+    with pytest.raises(HiddenStateError, match=r"different in state\.journal\.entries\.3 "):
+        checked.run(text.replace("RECORDS", "()"))
+    checked.run(text.replace("RECORDS", "('entries',)"))
+    assert checked.report.equal == (5, 6, 7, 8, 9, 10, 11, 12, 16)

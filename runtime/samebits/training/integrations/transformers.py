@@ -26,6 +26,7 @@ from samebits.training import elastic
 from samebits.training.integrations.accelerate import Accelerator, place_found
 from samebits.training.process import context
 from samebits.training.state.checkpoint_config import CheckpointConfig
+from samebits.training.state.handlers import StateHandler, register_handler
 from samebits.training.state.torch_state import TorchState
 
 __all__ = ["Trainer"]
@@ -159,6 +160,15 @@ class _Progress:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name, value in state.items():
             setattr(self._trainer.state, name, value)
+
+
+class _ProgressHandler(StateHandler):
+    """Trainer logs a step, and sums its operations, behind its commit: a loss at that commit takes this along."""
+
+    records = ("log_history", "total_flos")
+
+
+register_handler(_Progress, _ProgressHandler)
 
 
 class _Commits(transformers.TrainerCallback):

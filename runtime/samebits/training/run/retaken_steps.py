@@ -287,7 +287,9 @@ def _digests_of(state: State) -> tuple[Digests, str]:
     found = {_short(name): xxhash.xxh3_64_intdigest(snapshot.bytes_of(tensor)) for name, tensor in tensors}
     for name, value in _leaves(tree, "state"):
         found.setdefault(_short(name), xxhash.xxh3_64_intdigest(repr(value).encode(errors="surrogatepass")))
-    return found, ""
+    handlers = state.handlers.items() if isinstance(state, ObjectState) else ()
+    records = [f"state.{name}.{key}" for name, handler in handlers for key in handler.records]
+    return {name: one for name, one in found.items() if not name.startswith(tuple(records))}, ""
 
 
 def _leaves(tree: Any, path: str) -> Iterator[tuple[str, Any]]:

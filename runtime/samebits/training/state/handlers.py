@@ -49,6 +49,8 @@ class StateHandler:
 
     loads_in_place: ClassVar[bool] = False
     """Whether ``load`` may be given the very tensors of ``contents()``, filled with other values."""
+    records: ClassVar[tuple[str, ...]] = ()
+    """Keys of ``contents()`` that no later step reads, such as a log: a step taken twice may differ in them."""
 
     path = "state"
     """Where the value is in its state, for messages; set by the state."""
