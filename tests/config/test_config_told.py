@@ -114,6 +114,7 @@ def test_the_settings_a_job_shares() -> None:
         ("WORKER_NUM", "4"),
         ("ENABLE_RECOVERY", "1"),
         ("LOSS_ANOMALY", "tell"),
+        ("HIDDEN_STATE", "tell"),
         ("CONSISTENCY_EVERY", "50"),
         ("AUDIT", "0"),
         ("MIN_WORKER_NUM", "4"),

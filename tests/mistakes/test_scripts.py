@@ -21,7 +21,7 @@ BEFORE_INIT = (
         (
             r"^samebits: workers 0, 1 failed at train\.py:4: SyntaxError: invalid syntax$",
             r"^samebits: the job was ended by its script: workers 0, 1 failed at train\.py:4: SyntaxError",
-            r"^samebits: Fix: correct the script, then bash .*run\.sh .*train\.py'?$",
+            r"^samebits: Fix: correct the script, then ([A-Z_]+=[\w.]+ )+bash .*run\.sh .*train\.py'?$",
         ),
         87,
         never=(RECOVER, "was interrupted", "was stopped"),

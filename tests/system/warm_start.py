@@ -34,6 +34,7 @@ import zmq
 
 import samebits.service.scheduler
 import samebits.training.run.elastic_run  # with it all that a worker loads
+from samebits import start_folder
 from tests.clusters.namespaces import fork_inside
 from tests.system.processes import identity_of_child
 
@@ -94,6 +95,7 @@ def become(order: dict[str, Any]) -> None:
     """Turn this child into a process that was started to run the script."""
     os.setsid()
     os.chdir(order["folder"])
+    start_folder.starts_here()
     log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
