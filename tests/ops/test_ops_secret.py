@@ -67,7 +67,7 @@ def test_a_secret_given_by_value_is_asked_for_and_never_shown(job: ShellJob) -> 
     assert "asks for a secret, and this process has none. Fix: export CLUSTER_SECRET" in job.shells[-1].text
     assert tool(job, "stop", CLUSTER_SECRET=SECRET + "!").end() == 85
     assert "refuses this process's secret" in job.shells[-1].text
-    for words in (("status",), ("status", "--json"), ("env",), ("doctor",)):
+    for words in (("status",), ("status", "--json"), ("explain", "variables"), ("doctor",)):
         assert tool(job, *words, CLUSTER_SECRET=SECRET).end() in (0, 1), job.shells[-1].text
     assert "3/3 workers" in job.shells[-4].text
 
