@@ -41,6 +41,7 @@ WRITERS = {
     "ops/drill/faults.py:flip_bit": "a drill damages a checkpoint that it made, on purpose",
     "ops/drill/inside.py:_write": "copied into the drill's own 0700 folder; has the standard library alone",
     "ops/drill/memory_limit.py:_made": "the kernel's files of a cgroup",
+    "ops/check.py:main": "a new folder, 0700, under a name that nobody can guess (mkdtemp)",
 }
 """By file and function: why it may open a file to write."""
 

@@ -280,6 +280,16 @@ class Health(NamedTuple):
     every_s: float
     looks: tuple[Look, ...]
 
+    def __str__(self) -> str:
+        """In the form in which it is given."""
+        looks = dict(zip(HEALTH_LIMITS, self.looks, strict=True))
+        own = [
+            f"{sign}={one.policy}" + (f":{one.limit:.9f}" if sign in _MOVABLE else "") for sign, one in looks.items()
+        ]
+        heat = looks["device_heat"]
+        own[list(HEALTH_LIMITS).index("device_heat")] = f"device_heat={heat.policy}:{heat.limit:.0f}"
+        return ",".join([f"every={self.every_s:.6f}", *own])
+
     def of(self, sign: str) -> Look:
         """Return the look of a sign of ``HEALTH_LIMITS``."""
         return self.looks[list(HEALTH_LIMITS).index(sign)]
@@ -553,11 +563,11 @@ VARIABLES: tuple[Variable, ...] = (
         "`tell`: during the first commits, and after the first epoch, the values that the training function reads "
         "outside the state are observed, and those that change are named with their lines, because a recovery does not "
         "restore them. `off` does not look. `stop` also takes steps 5 to 8 twice, the second time as after a loss, and "
-        "ends the job if one comes out different and such a value is named. `check` is what `samebits run --check` "
+        "ends the job if one comes out different. `check` is what `samebits run --check` "
         "sets for its own job.",
         "`tell`：在最初几次提交期间以及第一个 epoch 之后，观察训练函数在状态之外读取的值；"
         "恢复不会还原这些值，因此会指出其中发生变化的值及其所在行。`off` 不查看。"
-        "`stop` 还会把第 5 至 8 步各执行两次，第二次与丢失进程之后相同；若结果不同且已指出这样的值，则结束作业。"
+        "`stop` 还会把第 5 至 8 步各执行两次，第二次与丢失进程之后相同；若结果不同则结束作业。"
         "`check` 由 `samebits run --check` 为其自己的作业设置。",
         scope=Scope.JOB,
     ),

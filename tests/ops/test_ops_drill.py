@@ -288,7 +288,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setenv("PATH", str(tmp_path))
     assert main(["--dry-run", "--faults", "disk-full,kill", "--kills", "2", "--", "train.py"]) == 0
-    assert "not possible here: disk-full: there is no C compiler (cc)" in capsys.readouterr().out
+    assert "not possible here: disk-full: no C compiler (cc) is here" in capsys.readouterr().out
 
 
 def test_a_drill_may_have_no_spare_and_no_fault(capsys: pytest.CaptureFixture[str]) -> None:

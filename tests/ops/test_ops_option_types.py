@@ -76,7 +76,7 @@ def test_the_walk_finds_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
         for parser in parsers_of(monkeypatch, one.name)
         for action in numbers_in(parser)
     }
-    assert found >= {"dashboard port", "run node_rank", "drill every", "autoscale cpu", "stop drain", "scale size"}
+    assert found >= {"dashboard port", "run node_rank", "drill kills", "autoscale cpu", "stop drain", "scale size"}
     assert len(found) >= 25
 
 

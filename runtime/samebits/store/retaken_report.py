@@ -6,6 +6,7 @@ from pathlib import Path
 
 import msgspec
 
+from samebits import strict_json
 from samebits.errors import StoreError
 from samebits.store import durable
 
@@ -49,8 +50,8 @@ def read_report(log_dir: Path) -> RetakenReport:
     """
     path = log_dir / _FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RetakenReport)
+        return msgspec.convert(strict_json.loads(path.read_bytes()), type=RetakenReport)
     except FileNotFoundError:
         return RetakenReport()
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, msgspec.ValidationError) as error:
         raise StoreError(f"{path}: expected the report of a check, found something else: {error}") from error

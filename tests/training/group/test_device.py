@@ -127,7 +127,8 @@ def before_step(collectives: Collectives, kind: str, monkeypatch: pytest.MonkeyP
     process = SimpleNamespace(device=torch.device(kind), group=collectives)
     replay = SimpleNamespace(before_step=lambda: collectives.calls.append("logged"))
     audits = SimpleNamespace(before_step=lambda: collectives.calls.append("audited"))
-    run = SimpleNamespace(_process=process, _audits=audits, _replay=replay, _uncommitted=0, _require_equal=lambda: None)
+    parts = {"_process": process, "_audits": audits, "_replay": replay, "_uncommitted": 0, "_is_again": False}
+    run = SimpleNamespace(**parts, _require_equal=lambda: None)
     ElasticRun.before_step(run)  # type: ignore[arg-type]
 
 

@@ -440,8 +440,8 @@ def test_a_learning_rate_that_differs_is_named_before_the_weights_it_changed() -
         for rank, one in enumerate((first, second))
     ]
     text = equality.sentence(equality.judge({0: b"a", 1: b"b"}), *digests)
-    assert "first in lr of group 0 of optimizer and" in text
-    assert "(0.1 on rank 0, 0.2 on rank 1): most likely something outside the state sets it" in text
+    assert "first in lr of group 0 of optimizer (0.1 on rank 0, 0.2 on rank 1) and " in text
+    assert " more: most likely something outside the state sets it" in text
     assert text.endswith("Fix: give the state what sets it, as TorchState(model, optimizer, schedule=schedule)")
 
 

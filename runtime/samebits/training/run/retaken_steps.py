@@ -243,19 +243,18 @@ class RetakenSteps:
             text = (
                 f"step {step} came out different in {names} when the training function was called again from the "
                 "commit before it, and the same when that was repeated: the step depends on something that such a call "
-                "begins anew, such as a batch number that enumerate() counts from 0. Fix: compute it from the state, "
-                "as from state.completed_steps"
+                "begins anew, such as a batch number that enumerate() counts from 0, or on the last step's "
+                "gradients. Fix: compute it from the state, as from state.completed_steps, and call zero_grad() in "
+                "each step"
             )
         else:
             text = (
                 f"step {step}, taken three times from the same commit, came out different each time, in {names}, and "
                 "no value outside the state was seen to change: not deterministic, or unknown. Fix: set "
                 "torch.use_deterministic_algorithms(True) and a seed for every generator; else look in the training "
-                "function for what it keeps outside TorchState(…)"
+                "function, and in hooks, for what is kept outside TorchState(…)"
             )
-        if self._extent is Extent.CHECK:
-            self._fail(text)
-        self.give_up(text)
+        self._fail(text)
 
     def _failed_in_pass(self, error: Exception) -> None:
         """Report an error of the script that no undisturbed run has."""
