@@ -438,10 +438,10 @@ def test_a_project_of_any_names_is_not_in_the_way(job: ShellJob) -> None:
     """The user's own ``runtime`` package, and modules called as ours are, beside the script."""
     shutil.copy(ROOT / "tests/ops/tiny_worker.py", job.folder / "train.py")
     (job.folder / "runtime").mkdir()
-    (job.folder / "runtime" / "__init__.py").write_text("WHOSE = 'the project's'\n")
+    (job.folder / "runtime" / "__init__.py").write_text("WHOSE = 'own'\n")
     (job.folder / "core.py").write_text("import runtime\nprint('runtime is', runtime.WHOSE, flush=True)\n")
     for name in ("config", "errors", "commands"):
-        (job.folder / f"{name}.py").write_text("raise SystemExit('not SameBits'')\n")
+        (job.folder / f"{name}.py").write_text("raise SystemExit('another module')\n")
     text = (job.folder / "train.py").read_text()
     (job.folder / "train.py").write_text(
         text.replace("from samebits import config\n", "import core\nfrom samebits import config\n")
