@@ -160,6 +160,16 @@ def test_an_earlier_name_is_refused_with_the_new_one(capsys: pytest.CaptureFixtu
         assert f"Fix: samebits {now} 2" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("word", ["stop", "follow"])
+def test_a_folder_without_a_job_is_not_taken_for_the_one_on_the_default_port(
+    word: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("SCHED_PORT", raising=False)
+    monkeypatch.setattr("samebits.ops.stop.is_listening", lambda settings: pytest.fail("asked a stranger's scheduler"))
+    assert main([word]) == 80
+    assert f"no job was started in {here}" in capsys.readouterr().err
+
+
 def test_an_exit_code_is_explained_alone(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "94"]) == 0
     assert "PointsLost" in capsys.readouterr().out
