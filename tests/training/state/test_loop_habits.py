@@ -272,35 +272,3 @@ def test_a_counter_outside_the_state_is_told_when_training_begins_anew(
     assert said[0].startswith(f"test_loop_habits.py:{function.__code__.co_firstlineno}: ")
     counters.begin()
     assert len(said) == 1, "nothing has changed since"
-
-
-@pytest.mark.parametrize("clears", ["set to none", "zeros", "after the step", "never"])
-def test_gradients_that_a_step_leaves_to_the_next_are_told_once(clears: str, said: list[str]) -> None:
-    state = state_for()
-    for _ in range(6):
-        if clears in ("set to none", "zeros"):
-            state.optimizer.zero_grad(set_to_none=clears == "set to none")
-        state.model(torch.randn(4, 3)).square().sum().backward()
-        state.optimizer.step()
-        if clears == "after the step":
-            state.optimizer.zero_grad()
-        state.commit()
-    told = [line for line in said if "gradients that stood at this commit" in line]
-    assert len(told) == (clears == "never")
-    assert all("test_loop_habits.py:" in line and "Fix: optimizer.zero_grad()" in line for line in told)
-
-
-def test_gradients_of_an_optimizer_that_steps_less_often_are_kept_and_not_told(said: list[str]) -> None:
-    model, rare = nn.Linear(3, 2), nn.Linear(3, 3)
-    often, seldom = (torch.optim.SGD(one.parameters(), lr=0.1) for one in (model, rare))
-    state = TorchState(model, often, rare=rare, seldom=seldom, rng="per_step")
-    Commits(state)
-    for step in range(6):
-        often.zero_grad()
-        model(rare(torch.randn(4, 3))).square().sum().backward()
-        often.step()
-        if step % 3 == 2:
-            seldom.step()
-            seldom.zero_grad()
-        state.commit()
-    assert not any("gradients that stood" in line for line in said)

@@ -2,8 +2,7 @@
 
 The looks are at the script's own code, in the frame that calls ``commit()``, during the first steps: at a batch that
 was taken before the commit that it follows, at a loop that commits the number of the step it has just taken, at what
-it changes behind its commit, at data whose position the state does not know, at gradients that a
-step leaves to the next, and at counters outside the state.
+it changes behind its commit, at data whose position the state does not know, and at counters outside the state.
 Nothing is refused here: each of these loops is right as long as no rank is lost.
 """
 
@@ -28,7 +27,6 @@ __all__ = ["LoopHabits", "OutsideCounters", "last_batch"]
 
 _LOOKED_AT = 4  # commits: what a loop does, it does in its first steps
 _SKIPS = frozenset({"islice", "manual_seed", "set_epoch"})  # with which a script finds its place by the step
-_GRADIENT_AT = 2  # the commit after which a gradient must not be added to
 _DATA_AT = 3  # the commit at which a position that is kept has moved
 _LOADS = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
 
@@ -69,7 +67,6 @@ class LoopHabits:
         counters: the names of the state's plain values.
         values: what the state holds, by name, as it is at this moment.
         has_position: whether a sampler of the state has been told of samples.
-        stepped: the parameters whose optimizer has stepped since the last commit.
     """
 
     def __init__(
@@ -79,12 +76,10 @@ class LoopHabits:
         values: Callable[[], Mapping[str, Any]],
         *,
         has_position: Callable[[], bool],
-        stepped: Callable[[], list[torch.Tensor]],
     ) -> None:
         self._counters = counters
         self._values = values
         self._has_position = has_position
-        self._stepped = stepped
         self._commits = 0
         self._counted: Mapping[str, int] = {}  # the state's own whole numbers, at the first commit
         self._used: list[weakref.ref[torch.Tensor]] = []
@@ -101,8 +96,6 @@ class LoopHabits:
             last_batch.look(at_it=True)
             self._counted = self._whole_numbers(state)
             self._look_behind(state, frame)
-        if self._commits == _GRADIENT_AT:
-            self._look_for_gradient(f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}")
         if self._commits == _DATA_AT:
             self._look_at_data(state, frame)
         if self._commits == 1 and not self._has_position():
@@ -132,29 +125,6 @@ class LoopHabits:
                 self._end()
                 return
             self._used.append(weakref.ref(given))
-
-    def _look_for_gradient(self, place: str) -> None:
-        """Report a gradient of this step that the next step's is added to: a commit keeps no gradients."""
-        left = {id(one): one for one in self._stepped() if one.grad is not None and one.grad.numel()}
-        if not left:
-            return
-        parameter = min(left.values(), key=torch.Tensor.numel)
-        gradient = parameter.grad
-        assert gradient is not None, "it was chosen for that"
-        content, owner, before = gradient.detach().clone(), weakref.ref(parameter), weakref.ref(gradient)
-
-        def arrives(_: torch.Tensor) -> None:
-            hook.remove()
-            trained = owner()
-            now = None if trained is None else trained.grad
-            if now is not None and now is before() and torch.equal(now, content) and bool(content.any()):
-                log.warn(
-                    f"{place}: the gradients that stood at this commit were not cleared before the next backward(), "
-                    "which adds to them, and a commit does not keep gradients: after a loss they begin at zero, and "
-                    "what follows has other bits. Fix: optimizer.zero_grad() in each step, before backward()"
-                )
-
-        hook = parameter.register_hook(arrives)
 
     def _look_behind(self, state: object, frame: FrameType) -> None:
         change = change_behind_commit(frame, state, self._values())

@@ -70,11 +70,6 @@ class OpenSteps:
         idle = [one for one, count in zip(self._optimizers, self._counts, strict=True) if not count]
         return any(_has_changed(key, one, self._at_commit) and not _is_zero(one) for key, one in _gradients(idle))
 
-    def stepped(self) -> list[torch.Tensor]:
-        """Return the parameters whose optimizer has stepped since the last commit."""
-        done = [one for one, count in zip(self._optimizers, self._counts, strict=True) if count]
-        return list(_parameters(done))
-
     def marks(self) -> Marks:
         """The gradients as they stand."""
         marks: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}

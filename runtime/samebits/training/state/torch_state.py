@@ -102,7 +102,6 @@ class TorchState(ObjectState):
             [name for name, one in self.handlers.items() if isinstance(one, PlainHandler)],
             lambda: {name: one.value for name, one in self.handlers.items()},
             has_position=lambda: any(one.consumed for one in self._samplers),
-            stepped=self._open.stepped,
         )
         self._rates: dict[tuple[str, int], Any] = {}  # of each group of each optimizer, at the last commit
         self._rate_steps: dict[tuple[str, int], int] = {}  # at which they changed last, in this generation
