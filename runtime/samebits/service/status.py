@@ -69,7 +69,7 @@ def snapshot(core: SchedulerCore, *, whole: bool) -> Content:
         "standstill": core.standstill,
         "ailments": core.ailments,
         "stragglers": core.stragglers,
-        "notices": core.notices,
+        "notices": [list(one) for one in core.notices],
         "stall": _stall(core),
         "ended": _interruption(state.interruptions[-1]) if ending else None,
     }
