@@ -282,13 +282,11 @@ class Health(NamedTuple):
 
     def __str__(self) -> str:
         """In the form in which it is given."""
-        looks = dict(zip(HEALTH_LIMITS, self.looks, strict=True))
-        own = [
-            f"{sign}={one.policy}" + (f":{one.limit:.9f}" if sign in _MOVABLE else "") for sign, one in looks.items()
-        ]
-        heat = looks["device_heat"]
-        own[list(HEALTH_LIMITS).index("device_heat")] = f"device_heat={heat.policy}:{heat.limit:.0f}"
-        return ",".join([f"every={self.every_s:.6f}", *own])
+        items = [f"every={self.every_s:.6f}"]
+        for sign, look in zip(HEALTH_LIMITS, self.looks, strict=True):
+            limit = f":{look.limit:.9f}".rstrip("0").rstrip(".") if sign in _MOVABLE else ""
+            items.append(f"{sign}={look.policy}{limit}")
+        return ",".join(items)
 
     def of(self, sign: str) -> Look:
         """Return the look of a sign of ``HEALTH_LIMITS``."""

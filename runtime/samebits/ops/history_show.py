@@ -30,6 +30,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
     parser = argparse.ArgumentParser(
         prog="samebits history",
+        allow_abbrev=False,  # --html and --otel in full choose another command before this one parses
         description="Show what happened to the job of this folder, or whose RECOVERY_PATH the environment names: every "
         "decision of its scheduler, every recovery and what it cost, and where the time went.",
     )

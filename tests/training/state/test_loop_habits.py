@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -272,3 +274,36 @@ def test_a_counter_outside_the_state_is_told_when_training_begins_anew(
     assert said[0].startswith(f"test_loop_habits.py:{function.__code__.co_firstlineno}: ")
     counters.begin()
     assert len(said) == 1, "nothing has changed since"
+
+
+LOOP = """
+import torch
+
+def loop(state):
+    for _ in range(6):
+        {clear}
+        state.model(torch.randn(4, 3)).square().sum().backward()
+        state.optimizer.step()
+        state.commit()
+"""
+
+
+@pytest.mark.parametrize(
+    "clear",
+    [
+        "state.optimizer.zero_grad(set_to_none=False)",
+        "state.optimizer.zero_grad()",
+        "state.model.requires_grad_()  # zero_grad()",
+    ],
+)
+def test_gradients_that_are_never_cleared_are_told_once(clear: str, said: list[str], tmp_path: Path) -> None:
+    file = tmp_path / "train.py"
+    file.write_text(LOOP.format(clear=clear))
+    script = importlib.util.spec_from_file_location("a_script_of_a_loop", file)
+    assert script is not None and script.loader is not None
+    module = importlib.util.module_from_spec(script)
+    script.loader.exec_module(module)
+    module.loop(state_for())
+    told = [line for line in said if "clears the gradients" in line]
+    assert len(told) == ("requires_grad" in clear)
+    assert all(line.startswith("train.py:9: ") and "Fix: call optimizer.zero_grad()" in line for line in told)

@@ -2,13 +2,17 @@
 
 The looks are at the script's own code, in the frame that calls ``commit()``, during the first steps: at a batch that
 was taken before the commit that it follows, at a loop that commits the number of the step it has just taken, at what
-it changes behind its commit, at data whose position the state does not know, and at counters outside the state.
+it changes behind its commit, at data whose position the state does not know, at gradients that are never
+cleared, and at counters outside the state.
 Nothing is refused here: each of these loops is right as long as no rank is lost.
 """
 
 from __future__ import annotations
 
+import ast
 import dis
+import linecache
+import sys
 import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
@@ -19,7 +23,7 @@ import torch
 from torch import nn
 
 from samebits.service import log
-from samebits.training.group.calling_place import calling_place
+from samebits.training.group.calling_place import calling_place, is_library
 from samebits.training.state.behind_commit import change_behind_commit, loop_around
 from samebits.training.state.sampler import ElasticSampler
 
@@ -28,6 +32,7 @@ __all__ = ["LoopHabits", "OutsideCounters", "last_batch"]
 _LOOKED_AT = 4  # commits: what a loop does, it does in its first steps
 _SKIPS = frozenset({"islice", "manual_seed", "set_epoch"})  # with which a script finds its place by the step
 _DATA_AT = 3  # the commit at which a position that is kept has moved
+_CLEARING = ("zero_grad", "grad")
 _LOADS = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
 
 
@@ -67,6 +72,8 @@ class LoopHabits:
         counters: the names of the state's plain values.
         values: what the state holds, by name, as it is at this moment.
         has_position: whether a sampler of the state has been told of samples.
+        has_left_gradients: whether a step used gradient tensors that stood at the last commit; None if nothing is
+            known yet.
     """
 
     def __init__(
@@ -76,10 +83,13 @@ class LoopHabits:
         values: Callable[[], Mapping[str, Any]],
         *,
         has_position: Callable[[], bool],
+        has_left_gradients: Callable[[], bool | None],
     ) -> None:
         self._counters = counters
         self._values = values
         self._has_position = has_position
+        self._has_left_gradients = has_left_gradients
+        self._knows_gradients = False
         self._commits = 0
         self._counted: Mapping[str, int] = {}  # the state's own whole numbers, at the first commit
         self._used: list[weakref.ref[torch.Tensor]] = []
@@ -89,6 +99,7 @@ class LoopHabits:
 
     def committed(self, state: object, frame: FrameType) -> None:
         """The state's ``commit()`` was called from here."""
+        self._look_at_gradients(frame)
         if self._commits >= _LOOKED_AT:
             return
         self._commits += 1
@@ -125,6 +136,18 @@ class LoopHabits:
                 self._end()
                 return
             self._used.append(weakref.ref(given))
+
+    def _look_at_gradients(self, frame: FrameType) -> None:
+        """Report once, as soon as two commits can be compared, that a step's gradients are added to the last one's."""
+        if self._knows_gradients or (has_left := self._has_left_gradients()) is None:
+            return
+        self._knows_gradients = True
+        if has_left and not _may_clear_gradients(frame):
+            log.warn(
+                f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: no line of this script clears the gradients, "
+                "so each backward() adds to those of the steps before, which a commit does not keep: what follows a "
+                "loss has other bits. Fix: call optimizer.zero_grad() in each step, before backward()"
+            )
 
     def _look_behind(self, state: object, frame: FrameType) -> None:
         change = change_behind_commit(frame, state, self._values())
@@ -182,6 +205,23 @@ class LoopHabits:
                 "this commit says the number of the step that is done, and that one is taken again after a loss. Fix: "
                 f"loop with `while state.{name} < n:` and add 1 to state.{name} before state.commit()"
             )
+
+
+def _may_clear_gradients(frame: FrameType) -> bool:
+    """Return whether the script, or a module of its own that it names, uses ``zero_grad`` or ``grad`` of anything."""
+    named = (getattr(one, "__module__", getattr(one, "__name__", None)) for one in frame.f_globals.values())
+    modules = (sys.modules.get(one) for one in {name for name in named if isinstance(name, str)})
+    files = {frame.f_code.co_filename, *(file for one in modules if (file := getattr(one, "__file__", None)))}
+    return any(_uses_gradients("".join(linecache.getlines(file))) for file in files if not is_library(file))
+
+
+def _uses_gradients(source: str) -> bool:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # not all of it is Python, as in a notebook: nothing is known
+        return True
+    is_empty = not tree.body
+    return is_empty or any(isinstance(one, ast.Attribute) and one.attr in _CLEARING for one in ast.walk(tree))
 
 
 class OutsideCounters:

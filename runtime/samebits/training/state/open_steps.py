@@ -47,6 +47,7 @@ class OpenSteps:
         self._counts = [0] * len(optimizers)
         self.beginning = 0  # number, since the last commit, of the step that an optimizer is about to take
         self._at_commit: Marks = {}
+        self._has_closed = False  # a commit with a step in it
         self._at_first_step: Marks = {}
         for index, optimizer in enumerate(self._optimizers):
             optimizer.register_step_pre_hook(self._before)
@@ -60,6 +61,7 @@ class OpenSteps:
 
     def close(self) -> None:
         """What stands is a commit: nothing lies after it."""
+        self._has_closed = self._has_closed or any(self._counts)
         self._counts = [0] * len(self._optimizers)
         self._at_commit = self.marks()
 
@@ -69,6 +71,21 @@ class OpenSteps:
             return False
         idle = [one for one, count in zip(self._optimizers, self._counts, strict=True) if not count]
         return any(_has_changed(key, one, self._at_commit) and not _is_zero(one) for key, one in _gradients(idle))
+
+    def has_left_gradients(self) -> bool | None:
+        """Return whether an optimizer has stepped with a gradient tensor that stood there at the last commit too.
+
+        Either it was zeroed in place since, or this step's gradients were added to the last step's.
+
+        Returns:
+            None before there was a step and, before that, a commit of one.
+        """
+        stepped = [one for one, count in zip(self._optimizers, self._counts, strict=True) if count]
+        if not (stepped and self._has_closed):
+            return None
+        return any(
+            (mark := self._at_commit.get(key)) is not None and _alive(mark) is one for key, one in _gradients(stepped)
+        )
 
     def marks(self) -> Marks:
         """The gradients as they stand."""

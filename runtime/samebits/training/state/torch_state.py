@@ -102,6 +102,8 @@ class TorchState(ObjectState):
             [name for name, one in self.handlers.items() if isinstance(one, PlainHandler)],
             lambda: {name: one.value for name, one in self.handlers.items()},
             has_position=lambda: any(one.consumed for one in self._samplers),
+            # A copy of a model copies what its hooks hold: a bound method with its object, a function not.
+            has_left_gradients=lambda: self._open.has_left_gradients(),
         )
         self._rates: dict[tuple[str, int], Any] = {}  # of each group of each optimizer, at the last commit
         self._rate_steps: dict[tuple[str, int], int] = {}  # at which they changed last, in this generation
