@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from samebits.errors import HiddenStateError
+from samebits.ops.local_processes import read_pid_files, send_signal
+from samebits.store.process_identity import ProcessIdentity
 from tests.system.processes import environment_of_tests, found_below, free_port
 
 pytestmark = pytest.mark.system
@@ -147,3 +151,30 @@ def test_a_job_with_hidden_state_ends_before_it_trains_further(shell: Shell) -> 
     assert f"hidden state: seen (train.py:{LINE}) changed outside the state" in shell.output
     assert "step 5, taken twice from the same commit, came out different" in shell.output
     assert shell.finals("hidden") == []
+
+
+def test_a_check_that_is_killed_takes_its_job_along(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT.replace("state.epoch < 3", "state.epoch < 10**6"))
+    words = [sys.executable, "-P", "-m", "samebits", "run", "--check", "-n", "2", "train.py"]
+    environment = environment_of_tests() | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        words, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT
+    ) as check:
+        identities = awaited_processes(tmp_path)
+        check.kill()
+    outlived = [str(one) for one in identities if not one.wait_for_exit(10)]
+    for one in identities:
+        send_signal(one, signal.SIGKILL)
+    assert outlived == []
+
+
+def awaited_processes(folder: Path) -> list[ProcessIdentity]:
+    """Return the scheduler and workers of the check that runs below this folder, once all have left their pids."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for device in folder.glob("samebits-check-*/device"):
+            found = read_pid_files(device, ["scheduler", "worker_0", "worker_1"])
+            if len(found) == 3:
+                return list(found.values())
+        time.sleep(0.05)
+    raise AssertionError("the check has started no job")
