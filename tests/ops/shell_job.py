@@ -195,6 +195,16 @@ class ShellJob:
             assert identity.wait_for_exit(WAIT_S)
         return identity
 
+    def kill_everything(self, launcher: Shell) -> None:
+        """kill -9 a launcher and every process of the job; all are gone when this returns."""
+        launcher.process.kill()
+        launcher.process.wait()
+        identities = self.identities().values()
+        for identity in identities:
+            send_signal(identity, signal.SIGKILL)
+        for identity in identities:
+            assert identity.wait_for_exit(WAIT_S)
+
     def wait_view(self, wanted: Callable[[JobView], bool]) -> JobView:
         """The first snapshot that the scheduler pushes with what is wanted."""
         settings, _ = config.read({**self.settings, "ROLE": "scheduler"})

@@ -20,9 +20,6 @@ def test_the_jobs_state_and_whoever_runs_are_shown(job: ShellJob) -> None:
     assert {line.split()[0] for line in running} >= {*pids.values(), str(run.process.pid)}
     assert all(line.split()[1] in "RSDZ" for line in running)
     assert str(run.process.pid) in "\n".join(running) and "tiny_worker.py" in look
-    run.process.kill()
-    run.process.wait()
-    for name in job.running():
-        job.kill(name)
+    job.kill_everything(run)
     look = last_look(job.folder, environment)
     assert "this is what the journal in" in look and look.endswith("--- still running\nnothing")

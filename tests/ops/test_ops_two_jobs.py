@@ -79,9 +79,7 @@ def test_a_job_that_lost_its_default_port_to_another_one_is_recovered_on_a_free_
         environment = dict(kept["environment"])  # type: ignore[call-overload]
         job.settings["SCHED_PORT"] = environment["SCHED_PORT"]
         job.wait_training()
-        shell.process.kill()
-        for name in job.running():
-            job.kill(name)
+        job.kill_everything(shell)
         # As if the default port had been free when the job was started.
         del environment["SCHED_PORT"]
         (job.log_dir / "start.json").write_text(json.dumps(kept | {"environment": environment}))
@@ -121,9 +119,7 @@ def test_a_job_that_lost_its_port_names_the_other_jobs_folder_and_goes_on_once_t
 def test_a_job_whose_own_port_is_another_process_s_is_not_started(job: ShellJob) -> None:
     shell = job.run(*ENDLESS)
     job.wait_training()
-    shell.process.kill()
-    for name in job.running():
-        job.kill(name)
+    job.kill_everything(shell)
     with socket.create_server(("127.0.0.1", job.port)):
         again = job.recover()
         assert again.end() == 75, again.text

@@ -133,12 +133,18 @@ def test_a_rank_without_its_directory_costs_no_step(
 def test_a_damaged_checkpoint_with_saved_random_numbers_goes_back_to_one_that_all_hold(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
-    job = killed(new_job(*TRAINED, *GATED, "--rng", "saved"))
-    newest = newest_step(job)
-    flip_one_byte(points_of(job, 3)[newest])
+    job = new_job(*TRAINED, *GATED, "--rng", "saved")
+    job.start()
+    job.open_gates(0)
+    for rank in job.ranks:
+        job.wait_for(rank, f"gate of step {GATE}")
+    job.kill_everything()
+    job.forget_memory()
+    flip_one_byte(points_of(job, 3)[GATE])
+    job.open_gates(GATE)
     job.start()
     assert job.wait_finished() == undisturbed(*TRAINED, "--rng", "saved")
-    assert_goes_on_from(job, newest - INTERVAL)
+    assert_goes_on_from(job, GATE - INTERVAL)
 
 
 def test_points_that_no_disk_has_are_taken_from_memory(
