@@ -27,17 +27,18 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "named_file": (),
     "strict_json": (),
     "urls": (),
-    "commands": (),
+    "spelling": (),
+    "option_types": (),
     "exit_codes": (),
     "tracebacks": (),
     "start_folder": (),
     "scheduler_hosts": (),
     "settings_table": ("scheduler_hosts", "urls"),
-    "config": ("commands", "scheduler_hosts", "settings_table", "urls"),
+    "config": ("scheduler_hosts", "settings_table", "spelling", "urls"),
     "core": ("core",),
-    "store": ("commands", "core", "store", "urls"),
+    "store": ("spelling", "core", "store", "urls"),
     "net": ("core", "net", "scheduler_hosts"),
-    "service": ("commands", "core", "scheduler_hosts", "store", "net", "config", "service"),
+    "service": ("spelling", "core", "scheduler_hosts", "store", "net", "config", "service"),
     # Of the core only its types and what a name says: decisions are taken in the scheduler's process and in the agent;
     # what becomes of a queue of work, by whoever changes it.
     "training": (
@@ -56,47 +57,31 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "core.state",
             "core.work_queue",
         ),
-        *("commands", "start_folder", "store", "config", "service", "training", "tracebacks", "urls"),
+        *("spelling", "start_folder", "store", "config", "service", "training", "tracebacks", "urls"),
     ),
-    # The core's point is a name of a step; what becomes of one is decided there. Its sums of events decide nothing.
-    "ops": (
-        "core.point",
-        "core.autoscale",
-        "core.cause_table",
-        "core.escalation",
-        "core.events",
-        "core.goodput",
-        "core.hangs",
-        "core.hosts",
-        "core.lines",
-        "core.placement",
-        "core.recoveries",
-        "core.restarts",
-        "service.cause_file",
-        "core.spans",
-        "service.events",
-        "service.fork_orders",
-        "service.new_journal",
-        "service.scheduler_address",
-        "service.sightings",
-        "service.sights",
-        "service.stacks",
-        "service.status",
-        "store",
-        "net",
-        "scheduler_hosts",
-        "commands",
-        "exit_codes",
-        "config",
-        "training",
-        "tracebacks",
-        "earlier",
-        "ops",
+    # These read the core's types and its sums of events; decisions stay with the scheduler.
+    "account": ("core.events", "core.goodput", "core.recoveries", "service.events", "store", "account"),
+    "launcher": (
+        *("core.cause_table", "core.hangs", "core.lines", "core.placement", "core.point", "core.restarts"),
+        *("service.cause_file", "service.fork_orders", "service.new_journal", "service.scheduler_address"),
+        *("service.sightings", "service.sights", "service.stacks", "service.status"),
+        *("account", "config", "earlier", "launcher", "net", "scheduler_hosts", "spelling", "store", "tracebacks"),
     ),
-    # Reads and shows; nothing but the command line knows of it.
+    "hosts": (
+        *("core.autoscale", "core.hosts", "core.lines", "core.placement", "core.restarts"),
+        *("config", "hosts", "launcher", "option_types", "store"),
+    ),
+    "commands": (
+        *("core.autoscale", "core.cause_table", "core.escalation", "core.events", "core.goodput", "core.hangs"),
+        *("core.hosts", "core.lines", "core.placement", "core.spans"),
+        *("service.cause_file", "service.events", "service.scheduler_address", "service.stacks", "service.status"),
+        *("account", "commands", "config", "exit_codes", "hosts", "launcher", "net", "option_types"),
+        *("scheduler_hosts", "spelling", "store", "tracebacks", "training"),
+    ),
+    # Shows a job and decides nothing about it.
     "dashboard": (
         *("core.events", "core.goodput", "core.recoveries", "service.events", "service.status"),
-        *("store", "net", "config", "ops", "dashboard"),
+        *("account", "commands", "config", "dashboard", "launcher", "net", "option_types", "store"),
     ),
     # Names for who looks for them: each over a part that is there anyway.
     "faces": (
@@ -107,17 +92,16 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "earlier": (),
     "horovod": ("training",),
     "integrations": ("training",),
-    "__main__": ("commands", "core", "store", "net", "config", "service", "training", "ops", "dashboard"),
+    "__main__": ("commands", "config", "dashboard", "net", "service", "spelling", "store"),
 }
 """What each room may import besides ``errors``, ``named_file``, ``printable`` and ``strict_json``, which all may."""
 
 ONLY_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "__init__": ("config", "service", "training", "faces"),
-    "__main__": ("training",),
     "faces": ("training",),
     "horovod": ("training",),
     "integrations": ("training",),
-    "ops": ("training",),
+    "commands": ("training",),
 }
 """What of it must wait until a function is called, so that a process without training never loads torch."""
 
@@ -173,7 +157,7 @@ CORE_MAY_IMPORT = {
 CORE_MAY_NOT_CALL = {"open", "print", "input", "exec", "eval", "breakpoint"}
 SAVES_FOR_OTHER_PROGRAMS = "training/checkpoint/export.py"
 """It alone may call ``torch.save``: for who reads with torch. Nothing of ours reads such a file."""
-WRITES_FOR_TORCHS_TOOL = "ops/flight_recorder.py"
+WRITES_FOR_TORCHS_TOOL = "commands/stack.py"
 """It alone may call ``pickle.dumps``: for torch's analyser of collectives. Nothing of ours reads such a file."""
 READS_OTHERS_INDEX = "training/checkpoint/dcp_index.py"
 """It alone may subclass ``pickle``'s unpickler, and call ``torch.load`` (``weights_only``): for a format of torch's."""
@@ -397,27 +381,39 @@ OFFENDING: list[tuple[str, str, str]] = [
     ("service/agent.py", "from samebits.training import group", "service may not import samebits.training.group"),
     (
         "service/agent.py",
-        "import importlib\nimportlib.import_module('samebits.ops.x')",
-        "service may not import samebits.ops",
+        "import importlib\nimportlib.import_module('samebits.commands.x')",
+        "service may not import samebits.commands",
     ),
     ("service/agent.py", "import importlib\nimportlib.import_module(name)", "whose name is computed"),
     ("service/agent.py", "if TYPE_CHECKING:\n    import torch", "only training imports torch"),
     ("service/agent.py", "def f():\n    from torch import nn", "only training imports torch"),
     ("service/agent.py", "from samebits import elastic", "service may not import samebits.elastic"),
-    ("training/group/group.py", "from samebits.ops import launcher", "training may not import samebits.ops.launcher"),
+    (
+        "training/group/group.py",
+        "from samebits.launcher import follower",
+        "training may not import samebits.launcher.follower",
+    ),
     (
         "training/group/group.py",
         "from samebits.core.scheduler import SchedulerCore",
         "training may not import samebits.core.scheduler",
     ),
     ("training/group/group.py", "from samebits.net import client", "training may not import samebits.net.client"),
-    ("ops/command_line.py", "from samebits.service.agent import Agent", "ops may not import samebits.service.agent"),
-    ("ops/command_line.py", "from samebits.training import device", "only inside a function"),
-    ("__main__.py", "from samebits.training import device", "only inside a function"),
+    (
+        "commands/run/command.py",
+        "from samebits.service.agent import Agent",
+        "commands may not import samebits.service.agent",
+    ),
+    ("commands/run/command.py", "from samebits.training import device", "only inside a function"),
+    ("__main__.py", "from samebits.training import device", "__main__ may not import samebits.training"),
     ("__init__.py", "from samebits.training.elastic import run", "only inside a function"),
     ("integrations/accelerate.py", "from samebits.training.integrations import accelerate", "only inside a function"),
     ("training/elastic.py", "from samebits.training.integrations import accelerate", "which is no floor below it"),
-    ("__init__.py", "def f():\n    from samebits.ops import launcher", "__init__ may not import samebits.ops.launcher"),
+    (
+        "__init__.py",
+        "def f():\n    from samebits.launcher import follower",
+        "__init__ may not import samebits.launcher.follower",
+    ),
     ("training/group/group.py", "from samebits.training.state import rng", "which is no floor below it"),
     ("training/process/context.py", "from samebits.training.sharding import whole", "which is no floor below it"),
     ("training/run/warm_up.py", "def f():\n    from samebits.training import elastic", "which is no floor below it"),
@@ -434,8 +430,8 @@ OFFENDING: list[tuple[str, str, str]] = [
     ("training/checkpoint/dcp_index.py", "import torch\ntorch.load('x', weights_only=False)", "without weights_only"),
     ("training/checkpoint/dcp_index.py", "import pickle\npickle.load(file)", "pickle.load pickles"),
     ("training/checkpoint/dcp.py", "import pickle", "pickle runs code"),
-    ("ops/flight_recorder.py", "import pickle\npickle.loads(file)", "pickle.loads pickles"),
-    ("ops/stalls.py", "import pickle\npickle.dumps({})", "pickle runs code"),
+    ("commands/stack.py", "import pickle\npickle.loads(file)", "pickle.loads pickles"),
+    ("launcher/stalls.py", "import pickle\npickle.dumps({})", "pickle runs code"),
     ("training/state/torch_state.py", "import torch.distributed as dist\ndist.all_gather_object([], 1)", "pickles"),
     ("store/ckpt.py", "import numpy\nnumpy.load('x', allow_pickle=True)", "allow_pickle pickles"),
     ("net/utils.py", "", "does not say what lives there"),
@@ -468,18 +464,18 @@ def test_a_missing_opening_is_found() -> None:
             "import logging\nfrom samebits.net.server import Server\nfrom samebits.store import journal",
         ),
         ("training/checkpoint/export.py", "import torch\ntorch.save(1, 'x')"),
-        ("ops/flight_recorder.py", "import pickle\npickle.dumps({})"),
+        ("commands/stack.py", "import pickle\npickle.dumps({})"),
         (
             "training/checkpoint/dcp_index.py",
             "import pickle, torch\nclass Index(pickle.Unpickler): ...\ntorch.load('x', weights_only=True)",
         ),
         ("training/group/group.py", "import torch.distributed\nfrom samebits.core.point import Point"),
         (
-            "ops/command_line.py",
+            "commands/run/command.py",
             "from samebits.service import status\ndef doctor():\n    from samebits.training import device",
         ),
         ("config.py", "import os\nos.environ.get('ROLE')"),
-        ("__main__.py", "from samebits.ops import command_line\ndef f():\n    from samebits.training import device"),
+        ("__main__.py", "from samebits.commands import recover"),
         ("__init__.py", "if TYPE_CHECKING:\n    from samebits.training.elastic import run\nelse:\n    import typing"),
         ("__init__.py", "import importlib\ndef __getattr__(name):\n    return importlib.import_module(PLACES[name])"),
     ],

@@ -14,11 +14,11 @@ from samebits import config
 from samebits.__main__ import main
 from samebits.dashboard import report
 from samebits.errors import CheckpointError, SettingsError, StoreError
+from samebits.hosts import rank_table
+from samebits.launcher.job_spec import version_of
 from samebits.named_file import read_named_file
 from samebits.net.address_book import read_file
 from samebits.net.curve import secret_words
-from samebits.ops import rank_table
-from samebits.ops.changed_script import version_of
 from samebits.scheduler_hosts import NotHostsError
 from samebits.service.cause_file import table_of
 from samebits.store import durable

@@ -79,7 +79,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path, repository: P
         folded = archive.read("samebits-0.1.0.dist-info/licenses/LICENSE").decode()
     root = repository / "runtime"
     files = [*(root / "samebits").rglob("*.py"), *(root / "samebits/dashboard/static").iterdir()]
-    files += [root / "samebits/ops/drill/libc_faults.c", root / "samebits/py.typed"]
+    files += [root / "samebits/commands/drill/libc_faults.c", root / "samebits/py.typed"]
     assert names == {file.relative_to(root).as_posix() for file in files}
     assert wheel.name == "samebits-0.1.0-py3-none-any.whl"
     assert "Apache License" in folded

@@ -24,7 +24,7 @@ from samebits.core.events import Event, Kind
 from samebits.core.messages import Credential, EndKind, LastWords, Leave, Process, ProcessEnded, Register
 from samebits.core.point import Point
 from samebits.errors import SettingsError
-from samebits.ops.progress import JsonScreen, Screen
+from samebits.launcher.progress import JsonScreen, Screen
 from samebits.printable import PrintableStream, printable, printable_lines
 from samebits.service import log
 from samebits.service.events import events_in, line_of

@@ -21,9 +21,9 @@ import pytest
 import samebits
 from samebits import config, errors
 from samebits.__main__ import SUBCOMMANDS
+from samebits.commands.explain import cause_table, cause_table_zh
 from samebits.errors import SameBitsError
 from samebits.exit_codes import EXIT_CODES, codes_to_give_up_at, exit_code_table, exit_code_table_zh
-from samebits.ops.causes import cause_table, cause_table_zh
 from tests.system.job import Job
 from tests.system.processes import WarmStarter
 

@@ -19,7 +19,7 @@ from samebits.core.autoscale import Autoscaler, Limits, Reading
 from samebits.core.goodput import goodput_of
 from samebits.core.recoveries import recoveries_of
 from samebits.errors import StoreError
-from samebits.ops import kept_start
+from samebits.launcher import job_spec
 from samebits.service import events
 from samebits.service.events import events_in
 from samebits.store import durable, private
@@ -109,8 +109,8 @@ def put(path: Path, text: str) -> None:
 
 def start_with(folder: Path, name: str, number: str) -> object:
     known = '"version":1,"folder":"/","interpreter":"p","script":"s","args":[],"environment":{}'
-    put(folder / kept_start.START_FILE, f'{{{known},"script_sha256":"","{name}":{number}}}')
-    return kept_start.read(folder)
+    put(folder / job_spec.START_FILE, f'{{{known},"script_sha256":"","{name}":{number}}}')
+    return job_spec.read(folder)
 
 
 def holder_with(folder: Path, number: str) -> object:
@@ -166,7 +166,7 @@ def test_a_figure_of_any_size_leaves_the_job_within_its_bounds(queue: float) -> 
 PLAIN_JSON = {
     "strict_json.py": "the helper",
     "store/checkpoint/format/safetensors_header.py": "its numbers are compared with the file's size and meet no float",
-    "ops/drill/inside.py": "copied into a drill's processes with the standard library alone, for what the drill wrote",
+    "commands/drill/inside.py": "copied into a drill's processes; has the standard library alone",
 }
 
 

@@ -38,10 +38,10 @@ WRITERS = {
     "store/process_memory.py:find": "memory of a process of this user's, by its descriptor under /proc",
     "service/life_sign.py:__init__": "memory of a process of this user's, by its descriptor under /proc",
     "training/checkpoint/export.py:export_for_torch": "into a descriptor of store.durable's",
-    "ops/drill/faults.py:flip_bit": "a drill damages a checkpoint that it made, on purpose",
-    "ops/drill/inside.py:_write": "copied into the drill's own 0700 folder; has the standard library alone",
-    "ops/drill/memory_limit.py:_made": "the kernel's files of a cgroup",
-    "ops/check.py:main": "a new folder, 0700, under a name that nobody can guess (mkdtemp)",
+    "commands/drill/faults.py:flip_bit": "a drill damages a checkpoint that it made, on purpose",
+    "commands/drill/inside.py:_write": "copied into the drill's own 0700 folder; has the standard library alone",
+    "commands/drill/memory_limit.py:_made": "the kernel's files of a cgroup",
+    "commands/run/check.py:main": "a new folder, 0700, under a name that nobody can guess (mkdtemp)",
 }
 """By file and function: why it may open a file to write."""
 

@@ -1,8 +1,7 @@
 """The composition root: ``python -m samebits <subcommand>``, also installed as ``samebits``.
 
-Here is the table of subcommands, and what only a root may do: put the scheduler's service together and run it, and
-turn an error of ours into a sentence and its exit status. Each of the others is a module of ``samebits.ops``, imported
-when it is called. The one idea: a subcommand is one line of the table.
+It holds the table of subcommands, assembles and runs the scheduler's service, and turns an error of ours into a
+sentence and an exit status. Most subcommands are modules of ``samebits.commands``, imported when they are called.
 """
 
 from __future__ import annotations
@@ -18,10 +17,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from samebits.commands import near_name, spelled
 from samebits.errors import SameBitsError, StoreError
 from samebits.net.descriptors import require_descriptors
 from samebits.printable import PrintableStream, raw_of
+from samebits.spelling import near_name, spelled
 from samebits.store import durable
 
 Arguments = Sequence[str]
@@ -187,7 +186,7 @@ def _in(module: str, function: str = "main") -> Callable[[Arguments], int]:
 
 def _history(arguments: Arguments) -> int:
     named = {word.partition("=")[0] for word in arguments}
-    module = "dashboard.report" if "--html" in named else "ops.trace" if "--otel" in named else "ops.history_show"
+    module = "dashboard.report" if "--html" in named else "commands.otel" if "--otel" in named else "commands.history"
     return _in(module)(arguments)
 
 
@@ -207,52 +206,54 @@ class Subcommand:
 
 
 SUBCOMMANDS = (
-    Subcommand("run", "start a job here and follow it to its end", _in("ops.run")),
-    Subcommand("recover", "bring back what is gone of the job here, and follow it", _in("ops.recover")),
+    Subcommand("run", "start a job here and follow it to its end", _in("commands.run.command")),
+    Subcommand("recover", "bring back what is gone of the job here, and follow it", _in("commands.recover")),
     Subcommand("scheduler", "serve as a job's scheduler", _scheduler),
-    Subcommand("status", "show how the job stands; --json for programs", _in("ops.show")),
+    Subcommand("status", "show how the job stands; --json for programs", _in("commands.status")),
     Subcommand(
         "history", "show what happened, every recovery and where the time went; --html, --otel, --follow", _history
     ),
     Subcommand("dashboard", "serve a page that shows the job, live and after its end", _in("dashboard.command")),
-    Subcommand("drill", "run a script undisturbed and under faults, and compare the bits", _in("ops.drill.command")),
-    Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _in("ops.follow")),
-    Subcommand("ps", "list the job's processes on this machine; --json for programs", _in("ops.ps")),
+    Subcommand("drill", "run a script with and without faults, and compare the bits", _in("commands.drill.command")),
+    Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _in("commands.follow")),
+    Subcommand("ps", "list the job's processes on this machine; --json for programs", _in("commands.ps")),
     Subcommand(
-        "stack", "show in which line of the script each worker of this machine is, and its threads", _in("ops.stack")
+        "stack",
+        "show each local worker's line of the script, and its threads",
+        _in("commands.stack"),
     ),
-    Subcommand("logs", "show the ends of the logs; -f stays, a RANK shows one worker's", _in("ops.log_lines")),
+    Subcommand("logs", "show the ends of the logs; -f stays, a RANK shows one worker's", _in("commands.logs")),
     Subcommand(
         "probe",
         "say whether a process of the job is alive or ready, for Kubernetes and such",
-        _in("ops.probe"),
+        _in("commands.probe"),
         is_shown=False,
     ),
     Subcommand(
         "keep",
         "run a process as a container's own, and start it again as long as that can help",
-        _in("ops.keeping"),
+        _in("commands.keep"),
         is_shown=False,
     ),
     Subcommand(
         "slurm",
         "for scripts/slurm: print which process runs where in a Slurm allocation",
-        _in("ops.slurm"),
+        _in("hosts.slurm"),
         is_shown=False,
     ),
-    Subcommand("stop", "end the job gracefully; it can go on from there", _in("ops.stop")),
+    Subcommand("stop", "end the job gracefully; it can go on from there", _in("commands.stop")),
     Subcommand(
-        "drain", "have workers, or all of a host, leave at their next commit, and wait for it", _in("ops.draining")
+        "drain", "have workers, or all of a host, leave at their next commit, and wait for it", _in("commands.drain")
     ),
-    Subcommand("scale", "bring the job to so many workers; --add, --remove", _in("ops.resizing")),
-    Subcommand("autoscale", "size the job by its load and by what a worker gains", _in("ops.autoscaling")),
-    Subcommand("clean", "free memory and folders that this folder's jobs left, after asking", _in("ops.clean")),
-    Subcommand("ckpt", "list, verify, show or export checkpoints, also while the job trains", _in("ops.ckpt.command")),
-    Subcommand("steps", "show the step logs, and where two of them differ", _in("ops.steps")),
+    Subcommand("scale", "bring the job to so many workers; --add, --remove", _in("commands.scale")),
+    Subcommand("autoscale", "size the job by its load and by what a worker gains", _in("commands.autoscale")),
+    Subcommand("clean", "free memory and folders that this folder's jobs left, after asking", _in("commands.clean")),
+    Subcommand("ckpt", "list, verify, show or export checkpoints, also during training", _in("commands.ckpt.command")),
+    Subcommand("steps", "show the step logs, and where two of them differ", _in("commands.steps")),
     Subcommand("plain", "hold a worker's seat for a script that is not ported", _plain, is_shown=False),
-    Subcommand("ranktable", "check, make and join Ascend's rank tables", _in("ops.rank_table")),
-    Subcommand("explain", "print every variable, exit code and cause, and what each means", _in("ops.explain")),
-    Subcommand("doctor", "check what a job needs on this machine", _in("ops.doctor")),
+    Subcommand("ranktable", "check, make and join Ascend's rank tables", _in("hosts.rank_table")),
+    Subcommand("explain", "print every variable, exit code and cause, and what each means", _in("commands.explain")),
+    Subcommand("doctor", "check what a job needs on this machine", _in("commands.doctor")),
 )
 
 RENAMED = {

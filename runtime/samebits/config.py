@@ -18,7 +18,6 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from samebits.commands import spelled
 from samebits.errors import SettingsError
 from samebits.scheduler_hosts import addresses_in
 from samebits.settings_table import (
@@ -38,6 +37,7 @@ from samebits.settings_table import (
     environment_table_zh,
     folder_or_url,
 )
+from samebits.spelling import spelled
 from samebits.urls import without_credentials
 
 __all__ = [

@@ -18,13 +18,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from samebits.commands.drill.rehearsal import free_environment, is_over, trains_since
 from samebits.core.events import Event, Kind
 from samebits.core.lines import root_of
 from samebits.core.records import CauseFound, Record
-from samebits.ops import kept_start
-from samebits.ops.drill.rehearsal import free_environment, is_over, trains_since
-from samebits.ops.job_view import stored_view
-from samebits.ops.local_processes import end, name_of, process_names, read_pid_files, send_signal
+from samebits.launcher import job_spec
+from samebits.launcher.job_view import stored_view
+from samebits.launcher.processes import end, name_of, process_names, read_pid_files, send_signal
 from samebits.service.events import read_events
 from samebits.service.history import history_of
 from samebits.store.journal import read_journal
@@ -111,10 +111,10 @@ class FailingJob:
 
     def _running(self) -> dict[str, ProcessIdentity]:
         log_dir = self._folder / "device"
-        kept = kept_start.read(log_dir)
+        kept = job_spec.read(log_dir)
         if kept is None:
             return {}
-        found = read_pid_files(log_dir, process_names(kept_start.nodes_of(log_dir, kept.settings())))
+        found = read_pid_files(log_dir, process_names(job_spec.nodes_of(log_dir, kept.settings())))
         return {name: identity for name, identity in found.items() if identity.is_alive()}
 
     @property

@@ -9,9 +9,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from samebits.commands.autoscale import main
 from samebits.dashboard.metrics import exposition
 from samebits.errors import UsageError
-from samebits.ops.autoscaling import main
 from tests.clusters.test_kubernetes import NEWEST, VERSIONS, require_valid
 
 BOUNDS = ["--least", "2", "--most", "8"]

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from samebits.ops import kept_start
-from samebits.ops.job_view import Presence, stored_view
+from samebits.launcher import job_spec
+from samebits.launcher.job_view import Presence, stored_view
 from tests.clusters.hosts import SECRET
 from tests.clusters.namespaces import Switch
 from tests.ops.shell_job import ROOT, WAIT_S, Shell, ShellJob
@@ -85,7 +85,7 @@ def say(job: ShellJob, hosts: dict[str, int]) -> None:
 
 def stands(job: ShellJob, hosts: dict[str, int]) -> bool:
     """Whether a worker trains in each slot, by what the driver keeps and the journal proves, and nobody else."""
-    kept = kept_start.read(job.log_dir)
+    kept = job_spec.read(job.log_dir)
     view = stored_view(job.folder / "recovery")
     if kept is None or view is None or kept.nodes is None:
         return False

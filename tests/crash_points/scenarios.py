@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from samebits.core.point import Point
-from samebits.ops import kept_start
-from samebits.ops.kept_start import KeptStart
+from samebits.launcher import job_spec
+from samebits.launcher.job_spec import JobSpec
 from samebits.store import durable
 from samebits.store.checkpoint import prune, rank_directory, scan, verify
 from samebits.store.journal import JOURNAL_FILE, Journal, read_journal
@@ -213,8 +213,8 @@ def _write_pid(folder: Path, promise: Promise) -> None:
 
 def _start(script: str) -> Callable[[Path], None]:
     def keep(folder: Path) -> None:
-        start = KeptStart(folder, "python", script, ("--steps", "30"), {"WORKER_NUM": "4"})
-        kept_start.keep(folder / "logs", start)
+        start = JobSpec(folder, "python", script, ("--steps", "30"), {"WORKER_NUM": "4"})
+        job_spec.keep(folder / "logs", start)
 
     return keep
 
@@ -225,7 +225,7 @@ def _keep_start(folder: Path, promise: Promise) -> None:
 
 
 def _kept_script(folder: Path) -> object:
-    kept = kept_start.read(folder / "logs")
+    kept = job_spec.read(folder / "logs")
     return kept and kept.script
 
 

@@ -19,14 +19,13 @@ from starlette.testclient import TestClient
 from samebits.config import Settings
 from samebits.core.events import Event, Kind
 from samebits.core.goodput import goodput_of
-from samebits.dashboard.actions import MOST_BYTES, Actions, order_in
+from samebits.dashboard import actions
+from samebits.dashboard.actions import MOST_BYTES, Actions, Deed, act, order_in
 from samebits.dashboard.guard import ACTION, Guard, action_token_of
 from samebits.dashboard.server import Pages, app_of
 from samebits.dashboard.watching import Watch
 from samebits.errors import UsageError
 from samebits.net.curve import derive_keys
-from samebits.ops import acting
-from samebits.ops.acting import Deed, act
 from samebits.service.events import merged, read_events
 from samebits.store import asked_log
 from samebits.store.process_identity import ProcessIdentity, write_pid_file
@@ -255,7 +254,7 @@ def test_what_needs_the_scheduler_is_refused_without_one(
 def test_a_drill_hits_one_of_the_ranks_that_run_here(
     settings: Settings, worker: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(acting, "_ranks", lambda settings, running: list(running))
+    monkeypatch.setattr(actions, "_ranks", lambda settings, running: list(running))
     assert act(settings, Deed.DRILL, "", "a test").startswith("worker 1 ")
     assert worker.wait(60) == -signal.SIGKILL
     assert asked(settings)[0].text.startswith("drill: kill -9 of worker 1")

@@ -19,7 +19,7 @@ import pytest
 from samebits.config import Settings
 from samebits.core.events import Kind
 from samebits.dashboard.report import html_of_folder
-from samebits.ops.local_processes import name_of
+from samebits.launcher.processes import name_of
 from samebits.service.events import read_events
 from samebits.store.process_identity import ProcessIdentity, write_pid_file
 from tests.dashboard.conftest import environment_of, told

@@ -10,8 +10,8 @@ import pytest
 from samebits.config import Settings
 from samebits.dashboard import watching
 from samebits.dashboard.watching import NAMES_S, NAMES_SOON_S, Watch
-from samebits.ops.job_view import JobView, Presence
-from samebits.ops.scheduler_link import SchedulerLink, Told
+from samebits.launcher.job_view import JobView, Presence
+from samebits.launcher.scheduler_link import SchedulerLink, Told
 from samebits.service.status import LISTED_WORKERS
 from tests.ops.views import view, worker
 

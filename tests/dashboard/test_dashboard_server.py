@@ -27,8 +27,8 @@ from samebits.dashboard.guard import Guard
 from samebits.dashboard.report import gathered, html_of_folder
 from samebits.dashboard.server import FILES, MAX_URL, STATIC, Pages, app_of
 from samebits.dashboard.watching import LOG_BYTES, Watch
-from samebits.ops.job_view import JobView
-from samebits.ops.scheduler_link import Linked, SchedulerLink, Unlinked
+from samebits.launcher.job_view import JobView
+from samebits.launcher.scheduler_link import Linked, SchedulerLink, Unlinked
 from samebits.printable import printable
 from tests.dashboard.conftest import told
 

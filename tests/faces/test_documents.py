@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import samebits
+from samebits.commands.run.options import parse
 from samebits.errors import CheckpointError, UnequalError, UsageError
-from samebits.ops.run_options import parse
 from tests.system.processes import REPOSITORY, environment_of_tests
 
 DOCUMENTS = REPOSITORY.parent / "shared" / "documents"

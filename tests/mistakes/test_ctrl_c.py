@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from samebits.ops.job_view import JobView
+from samebits.launcher.job_view import JobView
 from tests.mistakes.told import Told
 from tests.ops.shell_job import ENDLESS, Shell, ShellJob
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from samebits.ops.local_processes import process_names, read_pid_files
+from samebits.launcher.processes import process_names, read_pid_files
 from tests.ops.shell_job import Shell, ShellJob
 
 LOOK_S = 0.05

@@ -20,9 +20,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from samebits import config
-from samebits.ops.job_view import JobView
-from samebits.ops.local_processes import process_names, read_pid_files, send_signal
-from samebits.ops.scheduler_link import SchedulerLink
+from samebits.launcher.job_view import JobView
+from samebits.launcher.processes import process_names, read_pid_files, send_signal
+from samebits.launcher.scheduler_link import SchedulerLink
 from samebits.store.process_identity import ProcessIdentity
 from tests.system.processes import PATIENCE, found_below, free_port, signal_process
 

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samebits.errors import JobInterruptedError, JobStoppedError
-from samebits.ops import kept_start
-from samebits.ops.job_view import stored_view
-from samebits.ops.local_processes import send_signal
+from samebits.launcher import job_spec
+from samebits.launcher.job_view import stored_view
+from samebits.launcher.processes import send_signal
 from samebits.store.process_identity import ProcessIdentity
 from tests.ops.shell_job import UNTIL_TOLD, Shell, ShellJob
 
@@ -217,7 +217,7 @@ class ShellSoak:
             self._calls_at = now + self._rng.choice((0.0, 0.0, self._rng.uniform(0.0, 3.0)))
         if self._calls_at is not None and now >= self._calls_at + _CALLS_EVERY_S:
             self._calls_at = None
-            if not (self.job.log_dir / kept_start.START_FILE).exists():
+            if not (self.job.log_dir / job_spec.START_FILE).exists():
                 if not self._followers():
                     self._run()  # the first was killed before there was a job
             elif self._is_to_be_mended():

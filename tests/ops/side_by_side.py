@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from samebits.errors import JobInterruptedError
-from samebits.ops.local_processes import send_signal
+from samebits.launcher.processes import send_signal
 from samebits.store.process_identity import ProcessIdentity
 from tests.ops.shell_job import ROOT, Shell, ShellJob
 from tests.system.job import PROBE

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.ops.accelerators import device_files, usable
+from samebits.launcher.accelerators import device_files, usable
 
 
 @pytest.mark.parametrize(

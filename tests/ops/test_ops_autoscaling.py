@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from samebits.commands.autoscale import Meter, main, room_for
 from samebits.errors import UsageError
-from samebits.ops.autoscaling import Meter, main, room_for
-from samebits.ops.job_view import JobView, Presence
-from samebits.ops.kept_start import KeptStart
+from samebits.launcher.job_spec import JobSpec
+from samebits.launcher.job_view import JobView, Presence
 from tests.ops.views import view, worker
 
 
@@ -77,7 +77,7 @@ def test_there_is_room_on_the_hosts_that_are_there_else_on_this_machines_acceler
         environment["HOST_DISCOVERY_SCRIPT"] = f"printf '%s\\n' {answer}" if answer else "false"
     if launch is not None:
         environment["HOST_LAUNCH"] = launch
-    kept = KeptStart(tmp_path, sys.executable, "train.py", (), environment, drained=drained)
+    kept = JobSpec(tmp_path, sys.executable, "train.py", (), environment, drained=drained)
     assert room_for(kept, kept.settings(), devices) == room
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.ops.changed_script import ScriptVersion, change, version_of
+from samebits.launcher.job_spec import ScriptVersion, change, version_of
 from tests.ops.shell_job import ROOT, UNTIL_TOLD, WORKER, ShellJob
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from samebits import config
 from samebits.__main__ import main
+from samebits.commands import clean
 from samebits.core import records
 from samebits.core.messages import EndKind
-from samebits.ops import clean
-from samebits.ops.kept_start import KeptStart, keep
+from samebits.launcher.job_spec import JobSpec, keep
 from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import MemoryRoom
 from samebits.store.journal import Journal
@@ -46,7 +46,7 @@ def here(tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
     folder.mkdir()
     monkeypatch.chdir(folder)
     environment = {"WORKER_NUM": "2", "ENABLE_RECOVERY": "1", "SCHED_PORT": str(free_port())}
-    keep(folder / "device", KeptStart(folder, "python", "train.py", (), environment))
+    keep(folder / "device", JobSpec(folder, "python", "train.py", (), environment))
     journal(folder / "recovery", JOB, records.JobInterrupted(EndKind.STOPPED, 7, "stopped by Ctrl-C"))
     journal(folder / "recovery.1a2b3c4d.aside", FORMER, records.JobInterrupted(EndKind.STOPPED, 9, "x"))
     (folder / "ckpt_of_rank.1a2b3c4d.aside" / "0").mkdir(parents=True)

@@ -19,14 +19,16 @@ import pytest
 from samebits import __main__ as command_line
 from samebits import config
 from samebits.__main__ import RENAMED, SUBCOMMANDS, Subcommand, main
+from samebits.commands import doctor
+from samebits.commands.run import prepare
+from samebits.commands.scale import view_of
 from samebits.core import records
 from samebits.core.events import Event, Kind
 from samebits.core.messages import EndKind, Process, RoundId
 from samebits.core.point import Point
 from samebits.errors import SameBitsError, UsageError
-from samebits.ops import doctor, kept_start, prepare, run_options
-from samebits.ops.job_view import JobView, Presence, stored_view
-from samebits.ops.resizing import view_of
+from samebits.launcher import job_spec
+from samebits.launcher.job_view import JobView, Presence, stored_view
 from samebits.service.events import line_of
 from samebits.store.event_log import EventLog
 from samebits.store.journal import Journal
@@ -165,7 +167,9 @@ def test_a_folder_without_a_job_is_not_taken_for_the_one_on_the_default_port(
     word: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("SCHED_PORT", raising=False)
-    monkeypatch.setattr("samebits.ops.stop.is_listening", lambda settings: pytest.fail("asked a stranger's scheduler"))
+    monkeypatch.setattr(
+        "samebits.commands.stop.is_listening", lambda settings: pytest.fail("asked a stranger's scheduler")
+    )
     assert main([word]) == 80
     assert f"no job was started in {here}" in capsys.readouterr().err
 
@@ -235,7 +239,7 @@ def test_commands_of_a_job_that_is_over_say_so(here: Path, capsys: pytest.Captur
     assert main(["stop"]) == 0
     assert f"nothing to stop: job {JOB} (train.py) is finished at step" in capsys.readouterr().out
     with pytest.raises(UsageError, match=rf"job {JOB} \(train\.py\) is finished at step .*, and has no workers left"):
-        view_of(replace(kept_start.settings_here(), enable_recovery=True))
+        view_of(replace(job_spec.settings_here(), enable_recovery=True))
 
 
 def test_how_the_last_term_ended_is_not_how_an_earlier_one_did(tmp_path: Path) -> None:
@@ -312,7 +316,7 @@ def prepare_here(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int
     """As ``run`` asks before it starts anything; the error and its exit status, as the command line shows them."""
     status, text = 0, ""
     try:
-        request = run_options.parse(["train.py", "--help", "--", "x"], config.whole_environment())
+        request = options.parse(["train.py", "--help", "--", "x"], config.whole_environment())
         ready = prepare.read_start(request)
         ready.listener.close()
         prepare.prepare(ready, fresh="--fresh" in options)

@@ -13,8 +13,7 @@ import pytest
 
 from samebits import config
 from samebits.config import Settings
-from samebits.ops import kept_start
-from samebits.ops.discovery import (
+from samebits.hosts.discovery import (
     LAUNCHER_FAILED,
     LAUNCHER_GRACE_S,
     TOLD_TO_LEAVE,
@@ -23,10 +22,12 @@ from samebits.ops.discovery import (
     discovery_for,
     name_for,
 )
-from samebits.ops.job_view import JobView, Presence
-from samebits.ops.kept_start import KeptStart
-from samebits.ops.local_processes import read_pid_files
-from samebits.ops.spawning import Program, StartLock
+from samebits.launcher import job_spec
+from samebits.launcher.job_spec import JobSpec
+from samebits.launcher.job_view import JobView, Presence
+from samebits.launcher.processes import read_pid_files
+from samebits.launcher.spawning import Program, StartLock
+from samebits.launcher.supervising import Supervisor
 from samebits.store.process_identity import ProcessIdentity, write_pid_file
 from tests.ops.views import view, worker
 
@@ -49,8 +50,8 @@ class Folder:
             **more,
         }
         self.settings: Settings = replace(config.read(environment, role_required=False)[0], log_dir=self.log_dir)
-        start = KeptStart(path, "/usr/bin/python3", "train.py", (), environment, nodes=("0", "1"))
-        kept_start.keep(self.log_dir, replace(start, hosts={"0": "localhost", "1": "localhost"}))
+        start = JobSpec(path, "/usr/bin/python3", "train.py", (), environment, nodes=("0", "1"))
+        job_spec.keep(self.log_dir, replace(start, hosts={"0": "localhost", "1": "localhost"}))
         for node in "01":
             write_pid_file(self.log_dir / f"worker_{node}.pid", ProcessIdentity.current())
         self.started: list[tuple[str, list[str]]] = []
@@ -89,8 +90,8 @@ class Folder:
         return read_pid_files(self.log_dir, [name]).get(name, NOBODY)
 
     @property
-    def kept(self) -> KeptStart:
-        found = kept_start.read(self.log_dir)
+    def kept(self) -> JobSpec:
+        found = job_spec.read(self.log_dir)
         assert found is not None
         return found
 
@@ -117,9 +118,7 @@ def test_a_host_that_comes_has_workers_started_by_the_template(folder: Folder) -
 
 
 def test_a_host_that_goes_is_asked_over_the_scheduler_until_it_is_gone(folder: Folder) -> None:
-    kept_start.keep(
-        folder.log_dir, replace(folder.kept, nodes=("0", "2"), hosts={"0": "localhost", "2": "b", "1": "b"})
-    )
+    job_spec.keep(folder.log_dir, replace(folder.kept, nodes=("0", "2"), hosts={"0": "localhost", "2": "b", "1": "b"}))
     folder.view = replace(folder.view, workers=(worker(0), worker(1), worker(2)))
     for node in "12":
         write_pid_file(folder.log_dir / f"worker_{node}.pid", ProcessIdentity.current())
@@ -153,8 +152,8 @@ def test_a_worker_here_is_asked_by_a_signal_once(folder: Folder) -> None:
 
 def test_what_holds_on_to_a_seat_that_was_left_is_ended(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[signal.Signals] = []
-    monkeypatch.setattr("samebits.ops.discovery.send_signal", lambda _, number: sent.append(number))
-    kept_start.keep(folder.log_dir, replace(folder.kept, nodes=("0",), hosts={"0": "localhost", "1": "b"}))
+    monkeypatch.setattr("samebits.hosts.discovery.send_signal", lambda _, number: sent.append(number))
+    job_spec.keep(folder.log_dir, replace(folder.kept, nodes=("0",), hosts={"0": "localhost", "1": "b"}))
     left = replace(folder.view, workers=(worker(0),), retired=(worker(1, Presence.LEFT, slot=None),))
     folder.says("localhost:1\n")
     driver = folder.driver()
@@ -249,14 +248,14 @@ def test_a_worker_that_was_killed_is_left_to_the_supervisor(folder: Folder) -> N
 def test_a_wish_and_a_drained_host_are_read_from_the_folder(folder: Folder) -> None:
     folder.says("localhost:1\nb:3\n")
     folder.view = replace(folder.view, workers=(worker(0),))
-    kept_start.keep(
+    job_spec.keep(
         folder.log_dir,
         replace(folder.kept, nodes=("0",), hosts={"0": "localhost"}, size=3, drained=("b",)),
     )
     driver = folder.driver()
     turn = folder.until(driver, lambda turn: bool(turn.lines))
     assert turn.lines == ["host b is to be left"] and folder.started == []
-    kept_start.keep(folder.log_dir, replace(folder.kept, drained=()))
+    job_spec.keep(folder.log_dir, replace(folder.kept, drained=()))
     turn = folder.until(driver, lambda turn: bool(turn.started))
     assert turn.started == ["worker_1", "worker_2"]
     assert turn.lines[-1] == "starting 2 on b: 3 workers, and 3 are wanted, at most 5"
@@ -274,8 +273,10 @@ def test_nothing_is_started_for_a_job_that_is_through(folder: Folder) -> None:
 
 
 def test_only_a_job_with_a_script_has_a_driver(folder: Folder) -> None:
-    assert discovery_for(folder.settings) is not None
-    assert discovery_for(replace(folder.settings, host_discovery_script=None)) is None
+    supervisor = Supervisor(folder.settings)
+    assert discovery_for(folder.settings, supervisor) is not None
+    assert discovery_for(folder.settings, None) is None
+    assert discovery_for(replace(folder.settings, host_discovery_script=None), supervisor) is None
 
 
 def test_a_number_whose_last_process_was_lost_is_given_on_as_its_replacement() -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from samebits.core.hosts import Host
 from samebits.errors import UsageError
-from samebits.ops.discovery_script import MAX_OUTPUT_BYTES as MOST
-from samebits.ops.discovery_script import DiscoveryScript, ask, words_of
+from samebits.hosts.discovery import MAX_OUTPUT_BYTES as MOST
+from samebits.hosts.discovery import DiscoveryScript, ask, words_of
 
 
 def script(folder: Path, text: str) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.ops.job_view import JobView
+from samebits.launcher.job_view import JobView
 from tests.ops.shell_job import ROOT, UNTIL_TOLD, WAIT_S, WORKER, Shell, ShellJob
 from tests.system.samples_probe import BATCH, SAMPLES
 

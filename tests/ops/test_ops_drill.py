@@ -16,17 +16,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from samebits.commands.drill.command import lines_of, main, report
+from samebits.commands.drill.compare import Compared, Differing, compare
+from samebits.commands.drill.faults import flip_bit
+from samebits.commands.drill.outcome import Injected, NotInjected, Outcome
+from samebits.commands.drill.page import html_of
+from samebits.commands.drill.plan import Fault, Planned, drawn, faults_of, steps_of
+from samebits.commands.drill.rehearsal import free_environment, trains_since, warnings_in
+from samebits.commands.drill.span import Span
 from samebits.core.events import Event, Kind
 from samebits.core.point import Point
 from samebits.errors import UsageError
-from samebits.ops.drill.command import lines_of, main, report
-from samebits.ops.drill.compare import Compared, Differing, compare
-from samebits.ops.drill.faults import flip_bit
-from samebits.ops.drill.outcome import Injected, NotInjected, Outcome
-from samebits.ops.drill.page import html_of
-from samebits.ops.drill.plan import Fault, Planned, drawn, faults_of, steps_of
-from samebits.ops.drill.rehearsal import free_environment, trains_since, warnings_in
-from samebits.ops.drill.span import Span
 from samebits.service.events import read_events
 from samebits.store.checkpoint import PointHeader, TensorPart, write_point
 from tests.store.points import LAYOUT, TREE, save

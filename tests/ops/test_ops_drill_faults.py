@@ -17,15 +17,15 @@ from pathlib import Path
 
 import pytest
 
-from samebits.ops.drill import inside, preloaded
-from samebits.ops.drill.command import free_port
-from samebits.ops.drill.faults import _GIVERS, Tools, flip_bit
-from samebits.ops.drill.impossible import ImpossibleError
-from samebits.ops.drill.memory_limit import RLIMIT_AS, MemoryLimit, group_above
-from samebits.ops.drill.orders import Orders
-from samebits.ops.drill.partition import INSIDE, OUTSIDE, Line
-from samebits.ops.drill.plan import Fault, host_of
-from samebits.ops.drill.preloaded import Preloaded
+from samebits.commands.drill import inside, preloaded
+from samebits.commands.drill.command import free_port
+from samebits.commands.drill.faults import _GIVERS, Tools, flip_bit
+from samebits.commands.drill.impossible import ImpossibleError
+from samebits.commands.drill.memory_limit import RLIMIT_AS, MemoryLimit, group_above
+from samebits.commands.drill.orders import Orders
+from samebits.commands.drill.partition import INSIDE, OUTSIDE, Line
+from samebits.commands.drill.plan import Fault, host_of
+from samebits.commands.drill.preloaded import Preloaded
 from samebits.store.process_identity import ProcessIdentity
 
 PATIENCE_S = 60.0

@@ -14,13 +14,13 @@ from samebits import config
 from samebits.core.audits import Fault, Follows, Known, Roles, sentence, why_it_ends
 from samebits.core.events import Event, Kind
 from samebits.errors import UnequalError
-from samebits.ops import kept_start
-from samebits.ops.end_summary import _fix, say
-from samebits.ops.following import Following, Result
-from samebits.ops.job_view import EndKind
-from samebits.ops.kept_start import KeptStart
-from samebits.ops.progress import Screen
-from samebits.ops.verdict import EXIT_CODES, Verdict
+from samebits.launcher import job_spec
+from samebits.launcher.end_summary import _fix, say
+from samebits.launcher.exit_report import EXIT_CODES, Verdict
+from samebits.launcher.following import Following, Result
+from samebits.launcher.job_spec import JobSpec
+from samebits.launcher.job_view import EndKind
+from samebits.launcher.progress import Screen
 from samebits.service.events import line_of
 from samebits.store.event_log import EventLog
 
@@ -68,7 +68,7 @@ def test_a_script_that_refused_its_arguments_is_given_them_again_whole(tmp_path:
     settings = config.read({"ENABLE_RECOVERY": "1", "LOG_DIR": str(tmp_path)}, role_required=False)[0]
     following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=0))))
     words = ("-n", "2", "train.py", "--lrr", "3")
-    kept_start.keep(tmp_path, KeptStart(tmp_path, "python", "train.py", words[3:], {}, words=words))
+    job_spec.keep(tmp_path, JobSpec(tmp_path, "python", "train.py", words[3:], {}, words=words))
     cause = "workers 0, 1 ended with status 2: train.py: error: unrecognized arguments: --lrr 3"
     fix = _fix(Verdict.unfinished(EndKind.SCRIPT_FAILED, cause), following, settings)
     assert fix.startswith("correct the script's arguments: ") and fix.endswith("samebits run -n 2 train.py --lrr 3")

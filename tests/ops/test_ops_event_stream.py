@@ -19,11 +19,12 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from samebits.account import history
+from samebits.account.history import EventStream
+from samebits.commands import otel
 from samebits.core.events import Event, Kind
 from samebits.core.spans import spans_of
 from samebits.errors import UsageError
-from samebits.ops import history_show, trace
-from samebits.ops.event_stream import EventStream
 from samebits.service.events import line_of
 from samebits.store import asked_log
 from samebits.store.event_log import MOST_PARTS, EventLog
@@ -111,11 +112,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_history_that_is_followed_is_one_object_a_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert history_show.main(["--follow", "--json"]) == 0
+    assert history.main(["--follow", "--json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["kind"] for one in told][-2:] == ["step", "finished"]
     assert len(told) == 11 and told[5]["text"] == "killed"
-    assert history_show.main(["--follow"]) == 0
+    assert history.main(["--follow"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10 and "worker 1: killed" in lines[5]
 
@@ -123,7 +124,7 @@ def test_a_history_that_is_followed_is_one_object_a_line(folder: Path, capsys: p
 def test_spans_are_sent_with_their_own_times_and_their_parts_below_them(folder: Path) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
-    trace.send(spans_of(EventStream(folder / "recovery").new()), provider)
+    otel.send(spans_of(EventStream(folder / "recovery").new()), provider)
     found = {span.name: span for span in exporter.get_finished_spans()}
     recover, decide = found["recover"], found["recover.decide"]
     assert recover.context is not None and decide.parent is not None and recover.attributes is not None
@@ -158,7 +159,7 @@ def test_spans_reach_a_collector_by_the_real_exporter(
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-        assert trace.main([]) == 0
+        assert otel.main([]) == 0
         server.shutdown()
     assert capsys.readouterr().out == "samebits: 7 spans were sent\n"
     parts = ["recover.decide", "recover.meet", "recover.restore"]
@@ -182,16 +183,16 @@ def test_spans_that_no_collector_took_are_not_said_to_be_sent(
     with collecting(answer) as port:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
         with pytest.raises(UsageError, match=r"^7 of 7 spans were not taken.*Fix: "):
-            trace.main([])
+            otel.main([])
 
 
 def test_an_answer_without_end_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with collecting(b"HTTP/1.1 200 ok\r\n\r\n", endless=True) as port:
-        with trace._bounded_session() as session:
+        with otel._bounded_session() as session:
             answer = session.post(f"http://127.0.0.1:{port}", b"x", timeout=60)
-            assert len(answer.content) <= trace.MOST_BYTES
+            assert len(answer.content) <= otel.MOST_BYTES
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
-        assert trace.main([]) == 0
+        assert otel.main([]) == 0
 
 
 @contextlib.contextmanager
@@ -224,7 +225,7 @@ def collecting(answer: bytes | None, *, endless: bool = False) -> Iterator[int]:
 
 
 def test_spans_are_printed_without_any_library(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert trace.main(["--json"]) == 0
+    assert otel.main(["--json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["name"] for one in told] == ["register", "form", "form", "recover"]
     assert [part["name"] for part in told[-1]["parts"]] == ["recover.decide", "recover.meet", "recover.restore"]
@@ -235,7 +236,7 @@ def test_without_the_exporter_a_sentence_says_what_to_install(
 ) -> None:
     find_nothing("opentelemetry")
     with pytest.raises(UsageError, match=r"pip install 'samebits\[otel\]'"):
-        trace.main([])
+        otel.main([])
 
 
 @pytest.fixture
@@ -247,6 +248,6 @@ def find_nothing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
             assert asked.partition(".")[0] == name
             raise ModuleNotFoundError(name)
 
-        monkeypatch.setattr(trace.importlib.util, "find_spec", find_spec)
+        monkeypatch.setattr(otel.importlib.util, "find_spec", find_spec)
 
     return hide

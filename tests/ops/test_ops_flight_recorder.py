@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.ops import flight_recorder
+from samebits.commands import stack
 from samebits.store.collective_ring import RECORDS, Contents, Launched, Place, RingGroup
 
 WORLD = RingGroup("0", "default_pg", (0, 1, 2))
@@ -41,7 +41,7 @@ def between(number: int, op: str, peer: int, sequence: int, *, size: int = 8, ov
 
 def write(folder: Path, *ranks: list[Launched]) -> Path:
     for rank, ones in enumerate(ranks):
-        flight_recorder.keep(folder, Contents(rank, len(ranks), tuple(ones), (WORLD,)))
+        stack.keep(folder, Contents(rank, len(ranks), tuple(ones), (WORLD,)))
     return folder
 
 
@@ -78,7 +78,7 @@ def test_the_rank_that_does_something_else_is_found(tmp_path: Path, ones: list[L
 
 
 def test_a_subgroup_has_its_own_ranks(tmp_path: Path) -> None:
-    found = flight_recorder.dump_of(Contents(0, 3, (launched(0, group=PAIR),), (WORLD, PAIR)))
+    found = stack.dump_of(Contents(0, 3, (launched(0, group=PAIR),), (WORLD, PAIR)))
     assert found["pg_config"]["3"] == {"name": "3", "desc": "pairs", "ranks": "[0, 2]"}
     assert found["entries"][0]["process_group"] == ("3", "pairs")
 
@@ -131,6 +131,6 @@ def test_where_older_ones_gave_way_what_other_ranks_may_not_have_is_left_out(tmp
     only_pairs = [between(number, "send", 1, number + 1) for number in range(3)]
     for first, count in ((0, 3), (1, 0)):
         whole = Contents(0, 3, tuple(only_pairs[first:]), (WORLD,))
-        assert len(flight_recorder.dump_of(whole)["entries"]) == count
+        assert len(stack.dump_of(whole)["entries"]) == count
     from_anybody = Launched(*(0, 0, "recv", WORLD, (8,), "float32", (8,), "float32", 10**18, None))
-    assert flight_recorder.dump_of(Contents(0, 3, (from_anybody,), (WORLD,)))["entries"] == []
+    assert stack.dump_of(Contents(0, 3, (from_anybody,), (WORLD,)))["entries"] == []

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from samebits.ops.deaths import GATHER_OWN_S, GATHER_S, MOST_WAYS, NAMED, End, sentence, sentences
-from samebits.ops.following import Following, Result
-from samebits.ops.job_view import EndKind, JobView, Presence
-from samebits.ops.local_processes import Death
+from samebits.launcher.exit_report import GATHER_OWN_S, GATHER_S, MOST_WAYS, NAMED, End, sentence, sentences
+from samebits.launcher.following import Following, Result
+from samebits.launcher.job_view import EndKind, JobView, Presence
+from samebits.launcher.processes import Death
 from samebits.store.process_identity import ProcessIdentity
 from samebits.tracebacks import Failure
 from tests.ops.views import interruption, process, view, worker

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from samebits.errors import UsageError
-from samebits.ops.host_launch import EXAMPLE, is_here, shell_line, template_of
-from samebits.ops.spawning import Program
+from samebits.launcher.spawning import EXAMPLE, Program, is_here, shell_line, template_of
 
 HOSTILE = "$(touch owned); `touch owned` && touch owned | \"'\\ \n x"
 

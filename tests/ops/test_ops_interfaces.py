@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from samebits import config
+from samebits.commands import doctor
+from samebits.commands.doctor import Interface, interfaces, slower
 from samebits.config import Settings
-from samebits.ops import doctor
-from samebits.ops.interfaces import Interface, interfaces, slower
 
 SLOW = Interface("eth0", frozenset({"10.0.0.1", "fe80::1"}), 1_000)
 FAST = Interface("ib0", frozenset({"10.9.0.1", "fd00::1"}), 100_000)

@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 
 from samebits import config
-from samebits.ops.job_line import Pace, Standing, line_of, seconds, shown_value
-from samebits.ops.job_view import JobView
-from samebits.ops.progress import Screen, world_text
-from samebits.ops.question import ASK_S, Answer, Question
-from samebits.ops.showing import Showing
+from samebits.launcher.interrupts import ASK_S, Answer, Question
+from samebits.launcher.job_view import JobView
+from samebits.launcher.progress import Pace, Screen, Showing, Standing, line_of, seconds, shown_value, world_text
 from samebits.store.progress_report import ProgressReport, read_report, report_file, write_report
 from tests.ops.views import view, worker
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from samebits.__main__ import main
+from samebits.commands.keep import LevelsSpentError
 from samebits.errors import UsageError
-from samebits.ops.keeping import LevelsSpentError
 from tests.system.processes import environment_of_tests
 
 COUNTS = 'echo started >> "$COUNT"; '
@@ -92,7 +92,7 @@ def test_wrong_settings_stay_too(tmp_path: Path) -> None:
 def test_what_cannot_be_started_at_all_is_said_once_and_not_tried_again(
     command: str, stays: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("samebits.ops.keeping._stay", lambda status, _signals: status)
+    monkeypatch.setattr("samebits.commands.keep._stay", lambda status, _signals: status)
     assert main(["keep", *(["--stay"] if stays else []), command]) == UsageError.exit_code
     (line,) = capsys.readouterr().err.splitlines()
     assert f"{command!r} cannot be started: " in line and "Fix: " in line

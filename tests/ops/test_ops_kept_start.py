@@ -14,8 +14,8 @@ import pytest
 
 from samebits import config
 from samebits.errors import SettingsError, StoreError, UsageError
-from samebits.ops import kept_start
-from samebits.ops.kept_start import KeptStart, keep, log_dir_here, nodes_of, read, read_here, settings_here
+from samebits.launcher import job_spec
+from samebits.launcher.job_spec import JobSpec, keep, log_dir_here, nodes_of, read, read_here, settings_here
 
 ENVIRONMENT = {"WORKER_NUM": "3", "ENABLE_RECOVERY": "1", "RECOVERY_PATH": "journal", "SCHED_PORT": "9000"}
 
@@ -32,8 +32,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def start(folder: Path, **environment: str) -> KeptStart:
-    return KeptStart(folder, "/venv/bin/python", "train.py", ("--name", "a 'b'\nc"), {**ENVIRONMENT, **environment})
+def start(folder: Path, **environment: str) -> JobSpec:
+    return JobSpec(folder, "/venv/bin/python", "train.py", ("--name", "a 'b'\nc"), {**ENVIRONMENT, **environment})
 
 
 def test_what_is_kept_is_read_back_and_nobody_else_may_read_it(here: Path) -> None:
@@ -147,7 +147,7 @@ def test_no_secret_and_nothing_of_one_process_is_kept(here: Path, monkeypatch: p
         monkeypatch.setenv(name, "hush")
     monkeypatch.setenv("DATA_PATH", "/data")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    keep(here / "device", KeptStart(here, "python", "train.py", (), config.kept_environment()))
+    keep(here / "device", JobSpec(here, "python", "train.py", (), config.kept_environment()))
     text = (here / "device" / "start.json").read_text()
     assert "hush" not in text
     kept = json.loads(text)["environment"]
@@ -168,7 +168,7 @@ def test_the_nodes_are_those_that_run_sh_starts_until_others_are_kept(here: Path
 
 def test_the_pointer_is_one_line_with_a_path(here: Path) -> None:
     keep(here.parent / "logs", start(here))
-    assert (here / kept_start.USUAL_LOG_DIR / kept_start.POINTER_FILE).read_text() == f"{here.parent / 'logs'}\n"
+    assert (here / job_spec.USUAL_LOG_DIR / job_spec.POINTER_FILE).read_text() == f"{here.parent / 'logs'}\n"
 
 
 def test_a_start_that_somebody_else_planted_is_not_believed(here: Path) -> None:
@@ -203,7 +203,7 @@ def test_only_what_a_shell_takes_for_a_name_is_kept_and_believed(here: Path) -> 
 IN_ASCII = """
 import os, sys
 from pathlib import Path
-from samebits.ops import kept_start
+from samebits.launcher import job_spec
 from samebits.service import fork_orders
 from samebits.store.checkpoint.writer import packed_task, words_in
 
@@ -214,16 +214,16 @@ ours, theirs = fork_orders.pair()
 fork_orders.send_order(ours, fork_orders.Order(here, sys.executable, "train.py", (here,), {"LOG_DIR": here}), 0)
 order, _ = fork_orders.receive_order(theirs)
 assert (order.folder, order.args, order.environment) == (here, (here,), {"LOG_DIR": here}), order
-kept = kept_start.read(Path("device"))
+kept = job_spec.read(Path("device"))
 assert kept.folder.samefile(here) and Path(kept.environment["DATA_PATH"]).is_dir() and Path(kept.args[0]).is_dir()
-kept_start.keep(Path("device"), kept)
+job_spec.keep(Path("device"), kept)
 """
 
 
 def test_names_that_are_no_ascii_survive_a_locale_that_is(tmp_path: Path) -> None:
     folder = tmp_path / "ü 目录"
     folder.mkdir()
-    kept = KeptStart(folder, sys.executable, "train.py", (str(folder),), {"DATA_PATH": str(folder)})
+    kept = JobSpec(folder, sys.executable, "train.py", (str(folder),), {"DATA_PATH": str(folder)})
     keep(folder / "device", kept)
     environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0"}
     subprocess.run([sys.executable, "-c", IN_ASCII], cwd=folder, env=environment, check=True, timeout=60)

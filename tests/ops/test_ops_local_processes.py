@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from samebits.errors import StoreError
-from samebits.ops.local_processes import (
+from samebits.launcher.processes import (
     Death,
     end,
     is_own_child,

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from samebits.ops.local_processes import Death
-from samebits.ops.log_ends import LogEnds
+from samebits.launcher.logs import LogEnds
+from samebits.launcher.processes import Death
 from samebits.tracebacks import Failure
 
 THREAD = """\

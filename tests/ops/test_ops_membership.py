@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from samebits.ops.job_view import JobView, Presence
-from samebits.ops.membership import changes
+from samebits.launcher.following import changes
+from samebits.launcher.job_view import JobView, Presence
 from tests.ops.views import view, worker
 
 LOST = Presence.LOST

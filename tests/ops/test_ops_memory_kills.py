@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.ops.memory_kills import CGROUPS, SETTLED_S, MemoryKills
+from samebits.launcher.processes import CGROUPS, SETTLED_S, MemoryKills
 from tests.ops.shell_job import ROOT, ShellJob
 
 GROUP = "kubepods/pod1"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.ops.kept_start import KeptStart
+from samebits.launcher.job_spec import JobSpec
 from tests.ops.shell_job import ENDLESS, ROOT, UNTIL_TOLD, Shell, ShellJob, free_port
 
 pytestmark = pytest.mark.system
@@ -156,9 +156,7 @@ def test_a_follower_ends_nothing_in_the_folder_that_lies_where_its_own_lay(
 
 def test_what_lay_in_the_folder_is_looked_for_in_the_new_one() -> None:
     environment = {"PYTHONPATH": "/old/src:/oldish:/x/old", "DATA_PATH": "/old", "WORKER_NUM": "3"}
-    kept = KeptStart(
-        Path("/old"), "/old/.venv/bin/python", "train.py", ("--data=/old/d", "/old", "/older"), environment
-    )
+    kept = JobSpec(Path("/old"), "/old/.venv/bin/python", "train.py", ("--data=/old/d", "/old", "/older"), environment)
     moved = kept.moved_to(Path("/new"))
     assert (moved.folder, moved.interpreter, moved.script) == (Path("/new"), "/new/.venv/bin/python", "train.py")
     assert moved.args == ("--data=/new/d", "/new", "/older")

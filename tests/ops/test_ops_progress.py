@@ -12,8 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from samebits.ops.job_line import Standing
-from samebits.ops.progress import JsonScreen, LossTail, Screen, world_text
+from samebits.launcher.progress import JsonScreen, LossTail, Screen, Standing, world_text
 from tests.ops.views import view
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from samebits.__main__ import main
-from samebits.ops import log_lines
-from samebits.ops.log_lines import LogLines
-from samebits.ops.ps import rows_of
+from samebits.commands import logs
+from samebits.commands.ps import rows_of
+from samebits.launcher.logs import LogLines
 from samebits.store.process_identity import ProcessIdentity, write_pid_file
 from tests.ops.views import process, view, worker
 
@@ -85,7 +85,7 @@ def test_what_was_planted_as_a_log_is_neither_shown_nor_waited_for(
 def test_of_a_worker_that_was_replaced_the_log_with_its_error_is_shown(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(log_lines.kept_start, "nodes_of", lambda *_: ("0.10", "1"))
+    monkeypatch.setattr(logs.kept_start, "nodes_of", lambda *_: ("0.10", "1"))
     (here / "worker_0.2.log").write_text("an error\n")
     (here / "worker_0.10.log").touch()
     (here / "worker_2.log").write_text("of a line that is gone\n")
@@ -115,7 +115,7 @@ def test_following_shows_what_is_written_from_then_on(here: Path, monkeypatch: p
         with (here / "worker_0.log").open("a") as file:
             file.write(piece)
 
-    monkeypatch.setattr(log_lines.time, "sleep", write)
+    monkeypatch.setattr(logs.time, "sleep", write)
     assert main(["logs", "-f", "0", "-n", "0"]) == 130
     assert shown.getvalue().splitlines() == ["one", "two", "three"]
 

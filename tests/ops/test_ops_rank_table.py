@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from samebits.errors import SettingsError
-from samebits.ops.rank_table import addresses_in, joined, made, main, parse, text_of
+from samebits.hosts.rank_table import addresses_in, joined, made, main, parse, text_of
 
 HCCN = "address_0=192.0.2.10\nnetmask_0=255.255.255.0\naddress_1 = 192.0.2.11\n"
 

@@ -12,7 +12,7 @@ import pytest
 from samebits import config
 from samebits.config import fixed_settings
 from samebits.core.messages import PROTOCOL, SCHEMA, Admitted, Credential, Leave, Process, Refused, Register
-from samebits.ops.job_view import Presence
+from samebits.launcher.job_view import Presence
 from samebits.store.process_identity import ProcessIdentity, host_id
 from tests.hostile.attackers import dealers
 from tests.ops.shell_job import ENDLESS, ROOT, UNTIL_TOLD, WAIT_S, WORKER, ShellJob

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from samebits.errors import JobFailedError
-from samebits.ops.job_view import EndKind, JobView, Presence, WorkerView
-from samebits.ops.recovering import Recovery, Remains, plan_recovery
+from samebits.launcher.job_view import EndKind, JobView, Presence, WorkerView
+from samebits.launcher.recovering import Recovery, Remains, plan_recovery
 from samebits.store.process_identity import ProcessIdentity
 from tests.ops.views import HOST, interruption, process, view, worker
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from samebits.commands import doctor
+from samebits.commands.ckpt.command import main as ckpt
+from samebits.commands.run import prepare
+from samebits.commands.run.prepare import Found, _checkpoints
 from samebits.errors import ForeignFolderError, UsageError
-from samebits.ops import doctor, starting
-from samebits.ops.ckpt.command import main as ckpt
-from samebits.ops.prepare import _checkpoints
-from samebits.ops.starting import Found
 from samebits.store.checkpoint.remote.remote_points import RemotePointStore
 from tests.store.checkpoint.remote.remote_points import save
 from tests.store.points import JOB
@@ -37,7 +37,7 @@ def found_in(url: str) -> Found:
 
 
 def test_an_empty_place_is_no_obstacle(url: str) -> None:
-    assert starting.plan_start(found_in(url), fresh=False).moves == ()
+    assert prepare.plan_start(found_in(url), fresh=False).moves == ()
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -48,7 +48,7 @@ def test_a_place_with_points_is_refused_because_nothing_moves_there(url: str, fr
     with pytest.raises(
         ForeignFolderError, match=rf"belongs to job {JOB}, .*'digits' export another one, such as {url}-2"
     ):
-        starting.plan_start(found, fresh=fresh)
+        prepare.plan_start(found, fresh=fresh)
 
 
 def test_doctor_lists_it_or_says_why_not(url: str) -> None:

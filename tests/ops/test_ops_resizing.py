@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from samebits.commands.scale import check_removal, last_to_come, nodes_to_add, require_no_driver, standing
 from samebits.config import Settings
 from samebits.errors import UsageError
-from samebits.ops.job_view import JobView, Presence
-from samebits.ops.kept_start import KeptStart
-from samebits.ops.resizing import check_removal, last_to_come, nodes_to_add, require_no_driver, standing
+from samebits.launcher.job_spec import JobSpec
+from samebits.launcher.job_view import JobView, Presence
 from tests.ops.views import view, worker
 
 HERE = ("0", "1", "2")
@@ -20,9 +20,7 @@ ELASTIC = replace(view(), min_world_size=2, max_world_size=6)
 
 
 def settings(most: int) -> Settings:
-    return KeptStart(
-        Path("/job"), "python", "train.py", (), {"WORKER_NUM": "3", "MAX_WORKER_NUM": str(most)}
-    ).settings()
+    return JobSpec(Path("/job"), "python", "train.py", (), {"WORKER_NUM": "3", "MAX_WORKER_NUM": str(most)}).settings()
 
 
 def test_the_first_free_numbers_that_name_a_slot() -> None:
@@ -103,7 +101,7 @@ def test_a_worker_that_is_started_again_is_on_its_way_in() -> None:
 
 @pytest.mark.parametrize("option", ["--add", "--remove"])
 def test_where_hosts_are_discovered_nobody_else_decides_who_runs_where(option: str) -> None:
-    kept = KeptStart(Path("/job"), "python", "train.py", (), {"WORKER_NUM": "3"})
+    kept = JobSpec(Path("/job"), "python", "train.py", (), {"WORKER_NUM": "3"})
     require_no_driver(kept, option)
     with pytest.raises(UsageError, match=rf"^samebits scale {option}: .* Fix: `samebits scale N`"):
         require_no_driver(replace(kept, hosts={"0": "b"}), option)

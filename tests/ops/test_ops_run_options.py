@@ -11,13 +11,12 @@ import pytest
 
 from samebits import config
 from samebits.__main__ import main
-from samebits.commands import spelled, spelled_run
-from samebits.ops import kept_start
-from samebits.ops.check import words_of_job
-from samebits.ops.prepare import read_start
-from samebits.ops.run_options import Request, nodes_of_host, parse
-from samebits.ops.run_parser import SUPERVISED_RESTARTS, Streams
-from samebits.ops.spawning import Way
+from samebits.commands.run.check import words_of_job
+from samebits.commands.run.options import SUPERVISED_RESTARTS, Request, Streams, nodes_of_host, parse
+from samebits.commands.run.prepare import read_start
+from samebits.launcher import job_spec
+from samebits.launcher.spawning import Way
+from samebits.spelling import spelled, spelled_run
 
 DEFAULTS = {
     "WORKER_NUM": "4",
@@ -281,7 +280,7 @@ def test_too_few_hosts_are_waited_for_and_said(
 ) -> None:
     for name, text in (("TOPO_TIMEOUT", "0.3"), ("NODE_TIMEOUT", "0.3"), ("HEARTBEAT_INTERVAL", "0.1")):
         monkeypatch.setenv(name, text)
-    monkeypatch.setattr("samebits.ops.first_hosts.EVERY_S", 0.01)
+    monkeypatch.setattr("samebits.commands.run.first_hosts.EVERY_S", 0.01)
     words = ["--host-discovery-script", "printf 'localhost\\nb:4\\n'", "--nnodes", "2:4", "train.py"]
     assert main(["run", "--dry-run", *words]) == 80
     said = capsys.readouterr().err
@@ -307,14 +306,14 @@ def test_a_command_is_the_repositorys_script_or_where_there_is_none_the_installe
     assert spelled("recover", "--moved") == f"bash {root}/scripts/recover.sh --moved"
     monkeypatch.chdir(root)
     assert spelled("run", "--fresh", "my train.py") == "bash scripts/run.sh --fresh 'my train.py'"
-    monkeypatch.setattr("samebits.commands._SCRIPTS", here / "scripts")
+    monkeypatch.setattr("samebits.spelling._SCRIPTS", here / "scripts")
     monkeypatch.setattr("sys.argv", [str(here / "bin" / "samebits")])
     assert spelled("recover") == f"{here}/bin/samebits recover", "the shell does not find it by its name"
     (here / "bin").mkdir()
     (here / "bin" / "samebits").touch(0o700)
     monkeypatch.setenv("PATH", str(here / "bin"))
     assert spelled("run", "--fresh", "train.py") == "samebits run --fresh train.py"
-    monkeypatch.setattr("samebits.commands._SCRIPTS", root / "scripts")
+    monkeypatch.setattr("samebits.spelling._SCRIPTS", root / "scripts")
     assert spelled("recover") == "samebits recover", "as it was typed, also in a checkout"
 
 
@@ -327,8 +326,8 @@ def test_a_printed_start_is_the_whole_command_that_was_typed(here: Path, monkeyp
     again = f"LOG_DIR='my logs' {here}/samebits run -n 2 --spares 1 train.py --name 'a b'"
     assert start.command() == again
     assert start.command(fresh=True) == again.replace(" run ", " run --fresh ")
-    kept_start.keep(here / "device", start)
-    assert (kept_start.read(here / "device") or start).command() == again
+    job_spec.keep(here / "device", start)
+    assert (job_spec.read(here / "device") or start).command() == again
     typed_to_script = ["MAX_RESTARTS=0", "--json", "--fresh", "--", "train.py", "-n", "3"]
     monkeypatch.setattr("sys.argv", ["-m"])
     monkeypatch.chdir(Path(__file__).resolve().parents[2])

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from samebits.launcher.job_spec import START_FILE
 from samebits.net.curve import derive_keys
-from samebits.ops.kept_start import START_FILE
 from tests.ops.shell_job import ENDLESS, ROOT, UNTIL_TOLD, Shell, ShellJob
 
 pytestmark = pytest.mark.system

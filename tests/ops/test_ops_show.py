@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from samebits import config
-from samebits.ops import show
-from samebits.ops.job_view import Presence
-from samebits.ops.show import table
+from samebits.commands.status import find, table
+from samebits.launcher.job_view import Presence
 from samebits.service import status
 from tests.ops.views import view, worker
 
@@ -57,10 +56,10 @@ def test_a_scheduler_that_the_journal_knows_to_be_replaced_is_not_believed(
 ) -> None:
     settings, _ = config.read({"RECOVERY_PATH": str(tmp_path), "ENABLE_RECOVERY": "1"}, role_required=False)
     told, stored = {"job": "job-1", "term": 1}, {"job": "job-1", "term": 2}
-    monkeypatch.setattr(show, "ask_once", lambda settings, timeout_s: told)
+    monkeypatch.setattr("samebits.commands.status.ask_once", lambda settings, timeout_s: told)
     monkeypatch.setattr(status, "stored_snapshot", lambda path: stored)
-    assert show.find(settings) is stored
+    assert find(settings) is stored
     stored["term"] = 1
-    assert show.find(settings) is told
+    assert find(settings) is told
     stored["job"] = "job-2"
-    assert show.find(settings) is stored
+    assert find(settings) is stored

@@ -10,7 +10,7 @@ import pytest
 from samebits.__main__ import main
 from samebits.errors import SettingsError
 from samebits.exit_codes import codes_to_give_up_at
-from samebits.ops.slurm import MOST_HOSTS, Placed, Share, hosts_of, placed, plan, port_of, share_of
+from samebits.hosts.slurm import MOST_HOSTS, Placed, Share, hosts_of, placed, plan, port_of, share_of
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from samebits.ops.job_view import JobView, Presence
+from samebits.launcher.job_view import JobView, Presence
 from samebits.store.process_identity import ProcessIdentity
 from tests.ops.shell_job import ENDLESS, ROOT, UNTIL_TOLD, WAIT_S, Shell, ShellJob
 

@@ -14,14 +14,14 @@ from pathlib import Path
 
 import pytest
 
+from samebits.commands.recover import program_of, start_again
 from samebits.errors import StoreError
-from samebits.ops import spawning
-from samebits.ops.kept_start import KeptStart
-from samebits.ops.local_processes import Death, process_names, read_pid_files, reap
-from samebits.ops.recover import program_of, start_again
-from samebits.ops.recovering import Lost, Recovery
-from samebits.ops.spawning import Program, StartLock, launch, reserved
-from samebits.ops.stop_signals import Signals
+from samebits.launcher import spawning
+from samebits.launcher.interrupts import Signals
+from samebits.launcher.job_spec import JobSpec
+from samebits.launcher.processes import Death, process_names, read_pid_files, reap
+from samebits.launcher.recovering import Lost, Recovery
+from samebits.launcher.spawning import Program, StartLock, launch, reserved
 from samebits.store.process_identity import ProcessIdentity, write_pid_file
 
 WAIT_S = 30.0
@@ -112,7 +112,7 @@ def test_what_cannot_be_run_is_said_in_its_log(tmp_path: Path) -> None:
 
 
 def test_todays_environment_is_used_for_nothing_that_a_job_was_started_with(tmp_path: Path) -> None:
-    kept = KeptStart(tmp_path, "/v/python", "train.py", ("x",), {"OMP_NUM_THREADS": "1"})
+    kept = JobSpec(tmp_path, "/v/python", "train.py", ("x",), {"OMP_NUM_THREADS": "1"})
     today = {
         "OMP_NUM_THREADS": "7",
         "MS_WORKER_NUM": "9",
@@ -184,7 +184,7 @@ def test_a_planted_link_is_not_written_through(tmp_path: Path, name: str) -> Non
 
 def test_one_starts_processes_at_a_time(tmp_path: Path) -> None:
     text = (
-        "import sys; from pathlib import Path; from samebits.ops.spawning import StartLock\n"
+        "import sys; from pathlib import Path; from samebits.launcher.spawning import StartLock\n"
         "with StartLock(Path(sys.argv[1])): print('in', flush=True)"
     )
     with StartLock(tmp_path / "logs") as lock:
@@ -238,7 +238,7 @@ def test_a_signal_that_comes_while_somebody_begins_to_listen_wakes_him(
 STARTER = """
 import os, sys
 from pathlib import Path
-from samebits.ops.spawning import Program, launch, reserved
+from samebits.launcher.spawning import Program, launch, reserved
 folder = Path(sys.argv[1])
 started = []
 with reserved(folder / "logs", ["worker_0"]) as berths:

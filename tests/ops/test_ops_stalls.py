@@ -11,8 +11,8 @@ import pytest
 from samebits import config
 from samebits.config import Settings
 from samebits.core.hangs import Doing, Sight
-from samebits.ops.job_view import JobView, Presence, Stall
-from samebits.ops.stalls import FOLDER, LEAST_PATIENCE_S, MOST_BYTES, MOST_FILES, Stalls
+from samebits.launcher.job_view import JobView, Presence, Stall
+from samebits.launcher.stalls import FOLDER, LEAST_PATIENCE_S, MOST_BYTES, MOST_FILES, Stalls
 from samebits.service.stacks import Answer, Silence
 from samebits.store.process_identity import ProcessIdentity
 from tests.ops.views import process, view, worker

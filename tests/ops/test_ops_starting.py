@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from samebits.commands.run.prepare import NAMED, Former, Found, Move, Plan, plan_start
 from samebits.errors import ForeignFolderError, ListenError, LockedError, SameBitsError, StoreError
-from samebits.ops.starting import NAMED, Former, Found, Move, Plan, plan_start
 from samebits.store.aside import aside_id, aside_path
 from tests.ops.views import HOST, JOB, interruption, view
 

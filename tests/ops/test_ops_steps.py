@@ -11,8 +11,8 @@ import pytest
 
 from samebits import config
 from samebits.__main__ import main
+from samebits.commands.steps import SHOWN_SAMPLES
 from samebits.errors import StoreError, UsageError
-from samebits.ops.steps import SHOWN_SAMPLES
 from samebits.store.step_log import StepLogWriter
 from samebits.store.step_record import Entry, LateSamples, LogHeader, NewLine, StepRecord
 from tests.store.disk_faults import closed

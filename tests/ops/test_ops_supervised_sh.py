@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from samebits.errors import JobInterruptedError, JobStoppedError
-from samebits.ops.job_view import JobView
+from samebits.launcher.job_view import JobView
 from tests.ops.shell_job import POLL_S, UNTIL_TOLD, WAIT_S, Shell, ShellJob
 from tests.service.house import remove_folder
 

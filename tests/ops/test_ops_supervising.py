@@ -13,12 +13,12 @@ from samebits import config
 from samebits.config import Settings
 from samebits.core.restarts import OWN_ERROR_WAIT_S, Loss, Sort
 from samebits.errors import ListenError, ScriptFailedError, SettingsError, StoreError
-from samebits.ops import kept_start
-from samebits.ops.kept_start import KeptStart
-from samebits.ops.local_processes import read_pid_files
-from samebits.ops.spawning import Program, StartLock
-from samebits.ops.supervising import Dead, Started, Supervisor
-from samebits.ops.verdict import verdict_of
+from samebits.launcher import job_spec
+from samebits.launcher.exit_report import verdict_of
+from samebits.launcher.job_spec import JobSpec
+from samebits.launcher.processes import read_pid_files
+from samebits.launcher.spawning import Program, StartLock
+from samebits.launcher.supervising import Dead, Started, Supervisor
 from samebits.store import launcher_token
 from samebits.store.owner import claim_folder
 from samebits.store.process_identity import ProcessIdentity
@@ -35,7 +35,7 @@ class Folder:
         self.log_dir = path / "device"
         environment = {"WORKER_NUM": "3", "ENABLE_RECOVERY": "1", "MAX_RESTARTS": "3", "LOG_DIR": str(self.log_dir)}
         self.settings: Settings = replace(config.read(environment, role_required=False)[0], log_dir=self.log_dir)
-        kept_start.keep(self.log_dir, KeptStart(path, "/usr/bin/python3", "train.py", (), environment))
+        job_spec.keep(self.log_dir, JobSpec(path, "/usr/bin/python3", "train.py", (), environment))
         self.spawned: list[str] = []
         self.commands: list[list[str]] = []
         self.supervisor = self.new_supervisor()
@@ -63,7 +63,7 @@ class Folder:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return kept_start.nodes_of(self.log_dir, self.settings)
+        return job_spec.nodes_of(self.log_dir, self.settings)
 
 
 @pytest.fixture
@@ -141,9 +141,9 @@ def test_who_was_brought_back_or_removed_meanwhile_is_left_alone(folder: Folder)
     folder.dies("worker_1")
     folder.dies("worker_2")
     (folder.log_dir / "worker_1.pid").write_text(ProcessIdentity.current().to_line())
-    kept = kept_start.read(folder.log_dir)
+    kept = job_spec.read(folder.log_dir)
     assert kept is not None
-    kept_start.keep(folder.log_dir, replace(kept, nodes=("0", "1")))
+    job_spec.keep(folder.log_dir, replace(kept, nodes=("0", "1")))
     assert folder.start() == [] and folder.spawned == []
 
 
@@ -237,14 +237,14 @@ def test_a_token_that_others_may_have_written_is_not_believed(folder: Folder) ->
 def test_a_replacement_is_started_on_the_host_of_the_one_that_died(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.begin()
-    kept = kept_start.read(folder.log_dir)
+    kept = job_spec.read(folder.log_dir)
     assert kept is not None
     environment = {**kept.environment, "HOST_LAUNCH": "ssh {host} {command}"}
     hosts = {"0": "localhost", "1": "b", "2": "b"}
-    kept_start.keep(folder.log_dir, replace(kept, environment=environment, nodes=("0", "1", "2"), hosts=hosts))
+    job_spec.keep(folder.log_dir, replace(kept, environment=environment, nodes=("0", "1", "2"), hosts=hosts))
     folder.dies("worker_1")
     folder.start()
     assert folder.spawned == ["worker_1.1"]
     assert folder.commands[0][:2] == ["ssh", "b"] and "NODE_ID=1.1" in folder.commands[0][2]
-    after = kept_start.read(folder.log_dir)
+    after = job_spec.read(folder.log_dir)
     assert after is not None and after.hosts == {"0": "localhost", "1.1": "b", "2": "b"}

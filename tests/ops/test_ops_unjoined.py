@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from samebits.ops.unjoined import LEAST_READ_BYTES, LONGEST_S, LOOK_S, PATIENCE_S, Silence, bytes_read
+from samebits.launcher.stalls import LEAST_READ_BYTES, LONGEST_S, LOOK_S, PATIENCE_S, Silence, bytes_read
 from samebits.store.process_identity import ProcessIdentity
 from tests.ops.views import process
 

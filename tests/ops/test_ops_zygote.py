@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from samebits.ops.local_processes import Death, is_own_child, reap
-from samebits.ops.spawning import Program, spawn
-from samebits.ops.zygote import Zygote
+from samebits.launcher.processes import Death, is_own_child, reap
+from samebits.launcher.spawning import Program, spawn
+from samebits.launcher.supervising import Zygote
 from samebits.store.process_identity import ProcessIdentity
 from tests.ops.shell_job import WAIT_S
 
@@ -59,7 +59,7 @@ def nursery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery
         found.plain += 1
         return spawn(program, name, log)
 
-    monkeypatch.setattr("samebits.ops.zygote.spawn", counted)
+    monkeypatch.setattr("samebits.launcher.supervising.spawn", counted)
     yield found
     found.zygote.end()
 

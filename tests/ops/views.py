@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from samebits.ops.job_view import EndKind, Interruption, JobView, Presence, WorkerView
+from samebits.launcher.job_view import EndKind, Interruption, JobView, Presence, WorkerView
 from samebits.store.process_identity import ProcessIdentity
 
 HOST = "here"

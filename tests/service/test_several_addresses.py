@@ -17,8 +17,8 @@ import pytest
 from samebits.core import records
 from samebits.core.records import GenerationCommitted, JobInterrupted, SeatLost
 from samebits.errors import RefusedError, SchedulerLeftError, SupersededError
-from samebits.ops.job_view import JobView
-from samebits.ops.scheduler_link import Linked, SchedulerLink, ask_once, decide_once
+from samebits.launcher.job_view import JobView
+from samebits.launcher.scheduler_link import Linked, SchedulerLink, ask_once, decide_once
 from samebits.service.agent import Agent
 from samebits.service.scheduler import SchedulerService
 from samebits.store.journal import Journal, read_journal

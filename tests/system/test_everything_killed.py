@@ -13,7 +13,7 @@ import pytest
 from samebits import config
 from samebits.core.records import SCHEMA, PointCommitted
 from samebits.errors import JobStoppedError, PointsLostError
-from samebits.ops.scheduler_link import SchedulerLink
+from samebits.launcher.scheduler_link import SchedulerLink
 from samebits.store.journal import read_journal
 from tests.system.job import WAIT_S, Job, JobFolder
 from tests.system.kill_list import GATE, GATED, INTERVAL, MIDDLE, STEPS, TRAINED

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.ops.local_processes import read_pid_files
+from samebits.launcher.processes import read_pid_files
 from tests.ops.shell_job import free_port
 from tests.system.processes import PATIENCE, environment_of_tests
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from samebits.errors import HiddenStateError
-from samebits.ops.local_processes import read_pid_files, send_signal
+from samebits.launcher.processes import read_pid_files, send_signal
 from samebits.store.process_identity import ProcessIdentity
 from tests.system.processes import environment_of_tests, found_below, free_port
 

@@ -16,7 +16,7 @@ from samebits.core.point import Cut, Point
 from samebits.core.records import SCHEMA as RECORDS
 from samebits.core.records import GenerationCommitted, Record
 from samebits.core.values import replace
-from samebits.ops.job_view import stored_view
+from samebits.launcher.job_view import stored_view
 from samebits.service.history import history_of
 from samebits.store.journal import JOURNAL_FILE, Journal, read_journal
 from tests.system.job import Job

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.ops.local_processes import send_signal
+from samebits.launcher.processes import send_signal
 from samebits.store.process_identity import ProcessIdentity
 from tests.ops.shell_job import ROOT, WAIT_S, Shell, ShellJob
 from tests.system.probe import gate_of

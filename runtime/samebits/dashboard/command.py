@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 from samebits.config import Settings, is_loopback
 from samebits.dashboard.guard import Guard, action_token_of, others_token_of, token_of
 from samebits.errors import ListenError, SettingsError, UsageError
+from samebits.launcher import job_spec
+from samebits.launcher.page import NEEDED
+from samebits.launcher.scheduler_link import SchedulerLink, known_addresses
 from samebits.net.address import loopback
 from samebits.net.curve import cluster_keys
 from samebits.net.descriptors import raise_descriptor_limit
-from samebits.ops import kept_start
-from samebits.ops.option_types import port, seconds
-from samebits.ops.page import NEEDED
-from samebits.ops.scheduler_link import SchedulerLink, known_addresses
+from samebits.option_types import port, seconds
 
 if TYPE_CHECKING:
     import uvicorn
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
             f"the dashboard needs {' and '.join(missing)}, which this Python does not have. "
             "Fix: pip install 'samebits[dashboard]'"
         )
-    settings = kept_start.settings_here(only_looks=True)
+    settings = job_spec.settings_here(only_looks=True)
     keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
     token = token_of(keys)
     if token is None and not is_loopback(options.host):

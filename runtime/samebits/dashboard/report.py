@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from samebits import strict_json
+from samebits.account.history import account, required_events
 from samebits.config import Settings, fixed_settings
 from samebits.dashboard.watching import Watch
 from samebits.errors import StoreError, UsageError
-from samebits.ops import kept_start
-from samebits.ops.history_show import account, required_events
-from samebits.ops.local_processes import process_names, replaced_names
+from samebits.launcher import job_spec
+from samebits.launcher.processes import process_names, replaced_names
 from samebits.store import durable
 
 FILE = "samebits-report.html"
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the same as one JSON object instead")
     options = parser.parse_args(arguments)
-    settings = kept_start.settings_here(only_looks=True)
+    settings = job_spec.settings_here(only_looks=True)
     required_events(settings.recovery_path)
     if options.json:
         print(strict_json.dumps(gathered(settings)))
@@ -62,7 +62,7 @@ def gathered(settings: Settings) -> dict[str, Any]:
     """All of it as plain values."""
     watch = Watch(settings, None)
     watch.look()
-    nodes = kept_start.nodes_of(settings.log_dir, settings)
+    nodes = job_spec.nodes_of(settings.log_dir, settings)
     names = [*process_names(nodes), *replaced_names(settings.log_dir, nodes)][: MOST_LOGS + 1]
     return {
         "state": watch.state(),

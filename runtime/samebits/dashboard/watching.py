@@ -20,10 +20,10 @@ from samebits.core.events import Event, Kind
 from samebits.core.goodput import Bucket, Goodput
 from samebits.core.recoveries import Recoveries
 from samebits.errors import JournalDamagedError, StoreError
-from samebits.ops import kept_start
-from samebits.ops.job_view import JobView, WorkerView, stored_view
-from samebits.ops.local_processes import SCHEDULER, name_of, replaced_names
-from samebits.ops.scheduler_link import Linked, SchedulerLink, Unlinked
+from samebits.launcher import job_spec
+from samebits.launcher.job_view import JobView, WorkerView, stored_view
+from samebits.launcher.processes import SCHEDULER, name_of, replaced_names
+from samebits.launcher.scheduler_link import Linked, SchedulerLink, Unlinked
 from samebits.service.events import asked_events, events_in, merged
 from samebits.store import asked_log
 from samebits.store.event_log import Tail
@@ -221,7 +221,7 @@ class Watch:
         """The end of the log of a worker, or of the scheduler; None where no process of the job has that name."""
         settings = self._settings
         nodes = {worker.node for worker in (self.view.nodes if self.view is not None else ())}
-        nodes |= set(kept_start.nodes_of(settings.log_dir, settings))
+        nodes |= set(job_spec.nodes_of(settings.log_dir, settings))
         names = {SCHEDULER, *map(name_of, nodes), *replaced_names(settings.log_dir, nodes)}
         if name not in names or "/" in name:
             return None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from samebits.commands import spelled
 from samebits.core import records
 from samebits.core.records import Record
 from samebits.core.state import JobState
 from samebits.errors import JournalDamagedError, ProtocolError
+from samebits.spelling import spelled
 from samebits.store import journal_format
 from samebits.store.journal import JOURNAL_FILE, read_journal
 

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from samebits.commands import spelled
 from samebits.config import Settings, fixed_settings, inherited_sockets
 from samebits.core import records
 from samebits.core.key_records import KeyRecord
@@ -57,6 +56,7 @@ from samebits.service.key_file import KeyFile
 from samebits.service.probe_beat import ProbeBeat
 from samebits.service.scheduler_address import listening_place, search_s
 from samebits.service.unknown_peers import UnknownPeers
+from samebits.spelling import spelled
 from samebits.store import launcher_token, private
 from samebits.store.journal import Journal
 from samebits.store.lock import DirectoryLock

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from samebits.commands import spelled
 from samebits.errors import ClaimRemovedError, JournalDamagedError, StoreError, SupersededError
+from samebits.spelling import spelled
 from samebits.store import durable, journal_format
 from samebits.store.journal_format import Contents, Fault, JournalFormatError
 from samebits.store.term_claim import TermClaim

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from samebits import strict_json
-from samebits.commands import spelled
 from samebits.errors import ForeignFolderError, StoreError
+from samebits.spelling import spelled
 from samebits.store import durable
 
 OWNER_FILE = "owner.json"

@@ -23,8 +23,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from samebits.commands import spelled
 from samebits.errors import ForeignFolderError, StoreError
+from samebits.spelling import spelled
 from samebits.store import durable, journal_format, step_record
 from samebits.store.checkpoint.local.folder import oldest_step_in
 from samebits.store.journal_format import JournalFormatError

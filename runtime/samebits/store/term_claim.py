@@ -34,9 +34,9 @@ import weakref
 from collections.abc import Callable
 from pathlib import Path
 
-from samebits.commands import spelled
 from samebits.core.records import MAX_TERM
 from samebits.errors import ClaimRemovedError, StoreError, SupersededError
+from samebits.spelling import spelled
 from samebits.store import durable
 from samebits.store.lock import LockHolder
 

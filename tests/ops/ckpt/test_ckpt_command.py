@@ -16,9 +16,9 @@ import pytest
 from safetensors import safe_open
 
 from samebits.__main__ import main
+from samebits.commands.ckpt import verifying
+from samebits.commands.ckpt.verifying import Progress
 from samebits.errors import CheckpointError
-from samebits.ops.ckpt import verifying
-from samebits.ops.ckpt.verifying import Progress
 from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import FoundPoint, TensorPart, rank_directory, read, write_point
 from samebits.store.checkpoint.local.folder import move_damaged_aside, temporary_directory

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samebits.ops.ckpt.wording import SHOWN_ITEMS, age_text, jsonable, plain_values, size_text, value_text
+from samebits.commands.ckpt.wording import SHOWN_ITEMS, age_text, jsonable, plain_values, size_text, value_text
 from samebits.store.checkpoint import Tree
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5) | st.binary(max_size=5)

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import xxhash
 
-from samebits.commands import spelled
 from samebits.core.messages import GenerationStarted
 from samebits.errors import DivergenceError, ForeignFolderError, StoreError, UsageError
 from samebits.service import log
+from samebits.spelling import spelled
 from samebits.store.lock import DirectoryLock
 from samebits.store.step_log import STEPS_FOLDER, StepLogWriter
 from samebits.store.step_record import Difference, Entry, LateSamples, LogHeader, NewLine, StepRecord, difference

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 import xxhash
 
-from samebits.commands import spelled
 from samebits.core.messages import MAX_FOLDER_CHARS, Copy, GenerationStarted, OrphanedPage, Page
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, GenerationEndedError, StoreError, UsageError
 from samebits.service import log
 from samebits.service.buddy import brief_of
+from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import Checkpoint, Outgoing, PointHeader, TensorPart
 from samebits.training.checkpoint import copying

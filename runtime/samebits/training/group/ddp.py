@@ -26,8 +26,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.hooks import RemovableHandle
 
-from samebits.commands import spelled
 from samebits.errors import LayoutError, UsageError
+from samebits.spelling import spelled
 from samebits.training import torch_private
 from samebits.training.group.breakable_group import BreakableGroup, ReducerGroup
 from samebits.training.group.group import Group, discard

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from samebits.commands import spelled
 from samebits.errors import CheckpointError, LayoutError
+from samebits.spelling import spelled
 from samebits.store.checkpoint import MAX_PREFACE_BYTES, Checkpoint, Incoming, Outgoing, sizes_of
 
 _AT_ONCE = 2  # pieces on their way; each has a tag of its own

@@ -25,7 +25,6 @@ from typing import NoReturn
 import torch
 
 from samebits import config
-from samebits.commands import spelled_run
 from samebits.config import Role, Settings
 from samebits.core.lines import root_of
 from samebits.core.messages import Admitted, GenerationStarted, Place
@@ -37,6 +36,7 @@ from samebits.service.buddy import CopyListener
 from samebits.service.probe_beat import ProbeBeat
 from samebits.service.scheduler import SchedulerService, exit_code_of
 from samebits.service.scheduler_address import address_towards, addresses_of, wait_for_name
+from samebits.spelling import spelled_run
 from samebits.start_folder import start_folder
 from samebits.store.lock import DirectoryLock
 from samebits.training import torch_private

@@ -17,8 +17,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from samebits.commands import spelled
 from samebits.errors import CheckpointError
+from samebits.spelling import spelled
 from samebits.training import value_trees
 
 __all__ = ["PIECE", "Own", "Piece", "Putting", "cut_like", "is_distributed", "local", "paths_of", "take_out"]

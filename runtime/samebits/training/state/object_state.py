@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from samebits.commands import spelled
 from samebits.core.messages import PartKind
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, UsageError
+from samebits.spelling import spelled
 from samebits.training.state import rng
 from samebits.training.state.base_state import CommitSink, State
 from samebits.training.state.checkpoint_config import CheckpointConfig

@@ -1,0 +1,180 @@
+"""``history``: what happened to a job and what it cost, read from its events, whether anything runs or not.
+
+Here live the sums as plain values, which page, metrics and report show as well, and the lines for people. Never here:
+how an event is made or kept. The one idea: everything shown is a function of the events, so all who look agree.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from samebits.core.events import Event, Kind
+from samebits.core.goodput import Bucket, goodput_of
+from samebits.core.recoveries import Recovery, recoveries_of
+from samebits.errors import StoreError, UsageError
+from samebits.service.events import asked_events, events_in, merged, read_events
+from samebits.store.event_log import Tail
+
+LOOK_S = 0.25
+PATIENCE_LOOKS = 4  # with nothing new behind the job's end, before it is taken for the end
+
+
+class EventStream:
+    """Of the job whose events lie in this folder."""
+
+    def __init__(self, recovery_path: Path) -> None:
+        self._path, self._tail = recovery_path, Tail(recovery_path)
+        self._last = ""
+        self._asked = 0
+
+    def new(self) -> list[Event]:
+        """What has come since the last call; at the first, all there is.
+
+        Raises:
+            StoreError: the disk refuses, or a file is another user's.
+        """
+        lines, is_anew = self._tail.new_lines()
+        if is_anew and self._last in lines:
+            lines = lines[len(lines) - lines[::-1].index(self._last) :]
+        if lines:
+            self._last = lines[-1]
+        asked = asked_events(self._path)
+        new, self._asked = asked[min(self._asked, len(asked)) :], len(asked)
+        return [event for event in merged(events_in(lines), new) if event.kind is not Kind.CARRIED]
+
+    def all(self, *, follows: bool, sleep: Callable[[float], object] = time.sleep) -> Iterator[Event]:
+        """Every event; where it follows, also those that come, until the job is finished."""
+        quiet, is_finished = 0, False
+        while True:
+            events = self.new()
+            for event in events:
+                is_finished = event.kind is Kind.FINISHED or (is_finished and event.kind is not Kind.SCHEDULER)
+                yield event
+            quiet = 0 if events else quiet + 1
+            if not follows or (is_finished and quiet >= PATIENCE_LOOKS):
+                return
+            sleep(LOOK_S)
+
+
+_QUIET = {Kind.STEP, Kind.CARRIED}
+_SHOWN_RECOVERIES = 3
+
+
+def required_events(recovery_path: Path) -> list[Event]:
+    """The job's events.
+
+    Raises:
+        UsageError: there are none.
+    """
+    events = read_events(recovery_path)
+    if not events:
+        raise UsageError(
+            f"RECOVERY_PATH={recovery_path} holds no events. Fix: change to the folder the job was started in; a job "
+            "has a history where ENABLE_RECOVERY=1"
+        )
+    return events
+
+
+def account(events: Sequence[Event], now: float | None = None) -> dict[str, Any]:
+    """The sums as plain values: who, how long, how far, where the time went, every recovery.
+
+    Args:
+        now: seconds since 1970 up to which a job that is not over counts; up to its last event where None.
+    """
+    fold = goodput_of(events)
+    wall_us = fold.wall_us(now)
+    buckets_s = {str(bucket): us / 1e6 for bucket, us in fold.buckets(now).items()}
+    jobs = [str(event.more["job"]) for event in events if event.more.get("job")]
+    points = [event for event in events if event.kind is Kind.COMMITTED]
+    ends = [event for event in events if event.kind in (Kind.FINISHED, Kind.INTERRUPTED, Kind.SCHEDULER)]
+    return {
+        "job": jobs[-1] if jobs else "",
+        "name": next((event.text for event in events if event.kind is Kind.JOB), ""),
+        "began_at": None if fold.began_us is None else fold.began_us / 1e6,
+        "wall_s": wall_us / 1e6,
+        "step": max((event.step for event in events), default=0),
+        "generation": max((event.generation for event in events), default=0),
+        "terms": max((event.term for event in events), default=0),
+        "losses": sum(event.kind is Kind.LOST for event in events),
+        "end": str(ends[-1].kind) if ends and ends[-1].kind is not Kind.SCHEDULER else None,
+        "committed_step": max((_whole(event.more.get("point")) for event in points), default=0),
+        "committed_at": max((event.at for event in points), default=None),
+        "goodput": buckets_s[Bucket.PRODUCTIVE] * 1e6 / wall_us if wall_us else None,
+        "buckets_s": buckets_s,
+        "recoveries": [row.plain() for row in recoveries_of(events)],
+    }
+
+
+def summary(events: Sequence[Event], now: float | None = None, heard: int = 0, *, has_steps: bool = True) -> list[str]:
+    """A few lines for people: how far, how long, the slowest recoveries, where the time went.
+
+    Args:
+        events, now: as :func:`account`'s.
+        heard: a step that the job is known to have made.
+        has_steps: False for a plain job, whose steps only its script counts.
+    """
+    told = account(events, now)
+    rows = recoveries_of(events)
+    goodput = "" if told["goodput"] is None else f", {told['goodput']:.1%} of it productive"
+    counted = f"{len(rows)} recover{'ies' if len(rows) != 1 else 'y'}"
+    steps = f"{max(told['step'], heard)} steps in " if has_steps else "ran for "
+    lines = [f"{steps}{duration(told['wall_s'])}{goodput}; {counted}"]
+    slowest = sorted(rows, key=lambda row: row.total_ms or 0, reverse=True)[:_SHOWN_RECOVERIES]
+    lines += [recovery_line(row, has_steps=has_steps) for row in sorted(slowest, key=lambda row: row.number)]
+    spent = [f"{name.replace('_', ' ')} {duration(s)}" for name, s in told["buckets_s"].items() if s >= 0.0005]
+    return [*lines, f"time: {', '.join(spent)}"]
+
+
+def recovery_line(row: Recovery, *, has_steps: bool = True) -> str:
+    """One recovery in a line."""
+    at = time.strftime("%H:%M:%S", time.localtime(row.noticed_at))
+    phases = ", ".join(f"{name.replace('_', ' ')} {ms:.0f}" for name, ms in row.phases().items() if ms >= 0.5)
+    took = "not over" if row.total_ms is None else f"{row.total_ms:.0f} ms ({phases})"
+    lost = f", {row.steps_lost} steps redone" if row.steps_lost else ""
+    step = f", step {row.step}" if has_steps else ""
+    return f"recovery {row.number} at {at}{step}: {row.cause}; {took}{lost}"
+
+
+def line(event: Event, *, has_steps: bool = True) -> str:
+    """One event in a line."""
+    day = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at)) + f".{int(event.at % 1 * 1000):03d}"
+    parts = [day, f"{event.kind:<11}", f"generation {event.generation:<3}"]
+    if has_steps:
+        parts.append(f"step {event.step:<7}")
+    who = f"worker {event.node}: " if event.node else ""
+    after = event.more.get("after_ms")
+    tail = f" ({after:.0f} ms)" if isinstance(after, int | float) else ""
+    point = f"step {_whole(event.more.get('point'))} is everybody's" if event.kind is Kind.COMMITTED else ""
+    return "  ".join([*parts, f"{who}{event.text or point}{tail}"]).rstrip()
+
+
+def duration(seconds: float) -> str:
+    """``90 ms``, ``4.2 s``, ``3 min 5 s``, ``2 h 10 min``."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def summary_of_folder(recovery_path: Path, heard: int, *, has_steps: bool = True) -> tuple[int, list[str]]:
+    """Return the last step, ``heard`` or later, and the summary if there are events that can be read.
+
+    A job without steps (``has_steps``) is at step 0.
+    """
+    try:
+        events = read_events(recovery_path)
+    except StoreError:
+        events = []
+    if not events:
+        return heard, []
+    step = max(events[-1].step, heard) if has_steps else 0
+    return step, summary(events, heard=heard, has_steps=has_steps)
+
+
+def _whole(value: object) -> int:
+    return value if type(value) is int else 0

@@ -1,0 +1,1 @@
+"""Subcommands of ``samebits``, a file or a folder each."""

@@ -1,0 +1,86 @@
+"""The command line of ``ckpt``: its four words, their options, and where the checkpoint folder is.
+
+What the words do lives in the modules beside this one. The one idea: the folder is the one of the job that was started
+here, as every other tool finds it, unless ``--folder`` names another.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from samebits.commands.ckpt import exporting, listing, showing, verifying
+from samebits.commands.ckpt.addressing import Folder
+from samebits.errors import UsageError
+from samebits.launcher import job_spec
+
+POINT_HELP = "SLOT/STEP, as `ls` shows them, or a point's directory"
+EPILOG = """\
+A POINT is written SLOT/STEP, as `ls` shows them, or as a point's directory anywhere.
+
+  samebits ckpt ls [--json]                    every rank's points, and whether they are whole
+  samebits ckpt verify [POINT…]                read every byte of them, or of all; 74 if any is damaged
+  samebits ckpt show POINT [--json]            its tensors and values
+  samebits ckpt export POINT FILE [--force]    its tensors as a plain safetensors file; FILE.pt: for torch.load
+  samebits ckpt export POINT DIR --format dcp  a directory for torch.distributed.checkpoint.load, of all ranks' points
+  samebits ckpt … --folder FOLDER              not the checkpoints of the job that was started here
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    below = options.folder if options.folder is not None else job_spec.settings_here(only_looks=True).checkpoint_path
+    if options.folder is None and isinstance(below, str):
+        raise UsageError(
+            f"CHECKPOINT_PATH={below}: `samebits ckpt` looks into local folders only; `samebits doctor` tells whether "
+            "this one can be listed; its data objects are safetensors files, and --folder names a local folder"
+        )
+    folder = Folder(Path(below).resolve(), is_given=options.folder is not None)
+    match options.word:
+        case "ls":
+            return listing.run(folder, as_json=options.json)
+        case "verify":
+            return verifying.run(folder, options.points)
+        case "show":
+            return showing.run(folder, options.point, as_json=options.json)
+        case _:
+            return exporting.run(folder, options.point, options.file, form=options.format, force=options.force)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="samebits ckpt",
+        description="Look at checkpoints. Works while the job trains; changes nothing in the checkpoint folder.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    words = parser.add_subparsers(dest="word", required=True, metavar="ls|verify|show|export")
+    ls = _add(words, "ls", "List every rank's points. `whole` goes by manifests and sizes; verify reads every byte.")
+    ls.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    verify = _add(words, "verify", "Compare every byte with what was saved. Exits with 0 only if all points are whole.")
+    verify.add_argument("points", nargs="*", metavar="POINT", help=f"{POINT_HELP}; all of them where none is given")
+    show = _add(words, "show", "Show what a point holds: whose it is, its tensors, and its other values.")
+    show.add_argument("point", metavar="POINT", help=POINT_HELP)
+    show.add_argument("--json", action="store_true", help="one JSON object, values in full")
+    export = _add(words, "export", "Write a point for other programs, verified on the way, whole or not at all.")
+    export.add_argument("point", metavar="POINT", help=POINT_HELP)
+    export.add_argument("file", metavar="FILE", type=Path, help="what to write; a name that ends in .pt is torch's")
+    export.add_argument(
+        "--format",
+        choices=exporting.FORMATS,
+        help="safetensors: the tensors by name. torch: the state as nested dictionaries, for torch.load(weights_only="
+        "True). dcp: a new directory FILE that torch.distributed.checkpoint.load reads in a world of any size, of a "
+        "sharded state from all ranks' points of that step. By default safetensors or torch, as FILE is called",
+    )
+    export.add_argument("--force", action="store_true", help="replace FILE where it exists")
+    return parser
+
+
+def _add(words: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str) -> argparse.ArgumentParser:
+    word = words.add_parser(name, help=text.partition(".")[0], description=text)
+    word.add_argument(
+        "--folder", help="the job's checkpoint folder (default: CHECKPOINT_PATH of the job that was started here)"
+    )
+    return word

@@ -1,0 +1,117 @@
+"""``ckpt export``: one point, or one step of all ranks, as a file or a directory for other programs.
+
+What may be written where lives here, and what a safetensors file says of its origin; the copying is the store's, and
+torch's own formats the training room's, imported when they are asked for. The one idea: an export is new, whole or not
+there, and never in the checkpoint folder.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from samebits.commands.ckpt.addressing import Folder
+from samebits.commands.ckpt.verifying import Progress
+from samebits.commands.ckpt.wording import jsonable, size_text
+from samebits.errors import CheckpointError, UsageError
+from samebits.store import checkpoint as checkpoints
+from samebits.store.checkpoint import FoundPoint
+
+SAFETENSORS, TORCH, DCP = "safetensors", "torch", "dcp"
+FORMATS = (SAFETENSORS, TORCH, DCP)
+TORCH_SUFFIXES = (".pt", ".pth", ".bin", ".ckpt")
+
+
+def run(folder: Folder, name: str, file: Path, *, form: str | None, force: bool) -> int:
+    """Write the point of that name to the file.
+
+    Raises:
+        UsageError: there is no such point, or the file may not be written.
+        CheckpointError: the point is damaged, or holds what the format cannot.
+        StoreError: the disk refuses.
+    """
+    found = folder.the_one_named(name)
+    path = file.absolute()
+    _require_place(folder, found, path, force=force)
+    form = form or (TORCH if path.suffix in TORCH_SUFFIXES else SAFETENSORS)
+    if form == DCP:
+        from samebits.training.checkpoint.dcp import export_dcp
+
+        points = _of_all_ranks(found) if _is_sharded(found) else [found]
+        export_dcp([checkpoints.read(one) for one in points], path)
+        size = size_text(sum(one.stat().st_size for one in path.iterdir()))
+        print(f"{path}: {size}, {form}, {found.point} of slot {', '.join(str(_slot(one)) for one in points)}, verified")
+        return 0
+    if form == TORCH:
+        from samebits.training.checkpoint.export import export_for_torch
+
+        export_for_torch(checkpoints.read(found), path, replace=force)
+    else:
+        progress = Progress(found.require_manifest().data_bytes, "exporting")
+        checkpoints.export_tensors(found, path, metadata_of(found), replace=force, on_bytes=progress.add)
+        progress.clear()
+    print(f"{path}: {size_text(path.stat().st_size)}, {form}, {found.point} of slot {_slot(found)}, verified")
+    return 0
+
+
+def _is_sharded(found: FoundPoint) -> bool:
+    tree: Any = found.require_manifest().tree
+    own = tree.get("own") if isinstance(tree, dict) else None
+    return isinstance(own, dict) and bool(own.get("shards"))
+
+
+def _of_all_ranks(found: FoundPoint) -> list[FoundPoint]:
+    """The same step's point of every rank, by rank: a rank's own holds only its part of what is sharded."""
+    wanted = found.require_manifest().header
+    root = found.path.parent.parent
+    by_rank: dict[int, FoundPoint] = {}
+    for slot in checkpoints.slots_in(root):
+        directory = checkpoints.rank_directory(root, slot)
+        for one in checkpoints.scan(directory, wanted.job):
+            header = None if one.manifest is None else one.manifest.header
+            if header is not None and (header.point, header.world_size) == (wanted.point, wanted.world_size):
+                by_rank[header.rank] = one
+    missing = [str(rank) for rank in range(wanted.world_size) if rank not in by_rank]
+    if missing:
+        raise CheckpointError(
+            f"{root}: no whole point of {wanted.point} of rank {', '.join(missing)} of {wanted.world_size}: the state "
+            "is sharded, so each rank's is needed; copy all ranks' folders into one, or take a step that "
+            "`samebits ckpt ls` shows for every rank"
+        )
+    return [by_rank[rank] for rank in sorted(by_rank)]
+
+
+def metadata_of(found: FoundPoint) -> dict[str, str]:
+    """What an exported safetensors file says of its origin, and the state's other values, as texts."""
+    manifest = found.require_manifest()
+    header = manifest.header
+    return {
+        "format": "pt",
+        "job": header.job,
+        "step": str(header.point.step),
+        "generation": str(header.point.generation),
+        "rank": str(header.rank),
+        "world_size": str(header.world_size),
+        "tree": json.dumps(jsonable(manifest.tree), allow_nan=False),
+        "layout": json.dumps(jsonable(manifest.layout), allow_nan=False),
+    }
+
+
+def _require_place(folder: Folder, found: FoundPoint, path: Path, *, force: bool) -> None:
+    if not path.parent.is_dir():
+        raise UsageError(f"{path}: there is no folder {path.parent}: make it, or choose another one")
+    place = path.resolve()
+    for ours in (folder.path, found.path):
+        if place.is_relative_to(ours):
+            raise UsageError(
+                f"{path}: lies in the checkpoint folder {ours}, which is the job's alone: choose another one"
+            )
+    if path.is_dir():
+        raise UsageError(f"{path}: is a folder; give a name that is not there yet")
+    if path.exists() and not force:
+        raise UsageError(f"{path}: exists already; --force replaces it")
+
+
+def _slot(found: FoundPoint) -> int:
+    return found.require_manifest().header.slot

@@ -1,0 +1,105 @@
+"""``ckpt ls``: every rank's points as a table.
+
+Only rows live here; what lies in the folder is the store's survey. The one idea: the last line says what the table is
+read for, the newest point that all ranks hold.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from samebits.commands.ckpt.addressing import Folder
+from samebits.commands.ckpt.wording import age_text, counted, size_text, table
+from samebits.errors import UsageError
+from samebits.store import checkpoint as checkpoints
+from samebits.store.checkpoint import Entry, EntryState
+
+HEAD = ("slot", "step", "generation", "rank", "size", "age", "state")
+
+
+def run(folder: Folder, *, as_json: bool) -> int:
+    """List the folder; status 0 whatever is in it.
+
+    Raises:
+        UsageError: there is no such folder.
+    """
+    entries = checkpoints.survey(folder.path)
+    now_s = time.time()
+    if as_json:
+        print(json.dumps(_object(folder, entries, now_s), allow_nan=False))
+        return 0
+    if not entries:
+        if not folder.path.is_dir():
+            raise UsageError(f"no folder {folder.path}{folder.elsewhere()}")
+        print(f"no points in {folder.path}{folder.elsewhere()}")
+        return 0
+    print(table([HEAD, *(_row(entry, now_s) for entry in entries)]))
+    print("\n".join(_below(folder, entries)))
+    return 0
+
+
+def _row(entry: Entry, now_s: float) -> tuple[str, ...]:
+    header, point = entry.header, entry.point
+    return (
+        str(entry.slot),
+        "–" if point is None else str(point.step),
+        "–" if point is None else str(point.generation),
+        "–" if header is None else f"{header.rank} of {header.world_size}",
+        size_text(entry.size_bytes),
+        age_text(now_s - entry.changed_at_s),
+        entry.state.value + (f": {_short(entry)}" if entry.why else ""),
+    )
+
+
+def _short(entry: Entry) -> str:
+    """The reason without the directory, which the row says."""
+    return entry.why.replace(f"{entry.path}: ", "").replace(f"{entry.path}/", "")
+
+
+def _below(folder: Folder, entries: list[Entry]) -> list[str]:
+    counts = {state: sum(entry.state is state for entry in entries) for state in EntryState}
+    size = size_text(sum(entry.size_bytes for entry in entries))
+    told = [counted(counts[EntryState.WHOLE], "whole point")]
+    told += [
+        f"{counts[state]} {state.value}" for state in EntryState if counts[state] and state is not EntryState.WHOLE
+    ]
+    lines = [f"{folder.path}: {', '.join(told)}; {size}"]
+    newest = checkpoints.newest_common_point(entries)
+    if newest is None:
+        lines.append("no point is held by all ranks of its world")
+    else:
+        lines.append(f"the newest that all {newest[1]} ranks hold: {newest[0]}")
+    below = [str(one) for one in checkpoints.folders_with_points(folder.path) if one != folder.path]
+    lines += [f"more in {one}: samebits ckpt ls --folder {one}" for one in below]
+    return [*lines, "whole goes by manifests and sizes; samebits ckpt verify reads every byte"]
+
+
+def _object(folder: Folder, entries: list[Entry], now_s: float) -> dict[str, Any]:
+    newest = checkpoints.newest_common_point(entries)
+    return {
+        "folder": str(folder.path),
+        "points": [_fields(entry, now_s) for entry in entries],
+        "newest_common": None
+        if newest is None
+        else {"step": newest[0].step, "generation": newest[0].generation, "world_size": newest[1]},
+    }
+
+
+def _fields(entry: Entry, now_s: float) -> dict[str, Any]:
+    header, point = entry.header, entry.point
+    return {
+        "slot": entry.slot,
+        "step": None if point is None else point.step,
+        "generation": None if point is None else point.generation,
+        "rank": None if header is None else header.rank,
+        "world_size": None if header is None else header.world_size,
+        "node": None if header is None else header.node,
+        "job": None if header is None else header.job,
+        "size_bytes": entry.size_bytes,
+        "age_s": round(now_s - entry.changed_at_s, 3),
+        "state": entry.state.value,
+        "why": entry.why,
+        "path": str(entry.path),
+    }

@@ -1,0 +1,157 @@
+"""``ckpt verify``: every chunk of every point is read and compared with what was saved.
+
+Here live the report and the progress of long reading; comparing is the store's. The one idea: status 0 means that every
+byte of every point that was asked for was read and is right, and nothing less.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import TextIO
+
+from samebits.commands.ckpt.addressing import Folder
+from samebits.commands.ckpt.wording import counted, size_text
+from samebits.errors import CheckpointError, UsageError
+from samebits.printable import raw_of
+from samebits.store import checkpoint as checkpoints
+from samebits.store.checkpoint import EntryState, FoundPoint
+
+TERMINAL_LINE_S = 0.2
+PLAIN_LINE_S = 5.0
+GIB = 1 << 30
+LOOKS = 10
+"""How often the points are listed anew where their writers had let go of all of them before they were read."""
+
+
+class Progress:
+    """How far a long reading has come, with its speed: drawn over on a terminal, a line now and then elsewhere.
+
+    Args:
+        total_bytes: to be read.
+        doing: what is done, as the line's beginning.
+    """
+
+    def __init__(
+        self,
+        total_bytes: int,
+        doing: str,
+        *,
+        out: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.done_bytes = 0
+        self._total_bytes = total_bytes
+        self._doing = doing
+        self._out = raw_of(out or sys.stderr)
+        self._clock = clock
+        self._began_s = self._said_s = clock()
+        self._drawn = 0
+
+    def add(self, size_bytes: int) -> None:
+        """So many more bytes are done."""
+        self.done_bytes += size_bytes
+        now_s = self._clock()
+        if now_s - self._said_s < (TERMINAL_LINE_S if self._out.isatty() else PLAIN_LINE_S):
+            return
+        self._said_s = now_s
+        left_s = (self._total_bytes - self.done_bytes) / max(self.done_bytes, 1) * (now_s - self._began_s)
+        text = (
+            f"{self._doing}: {size_text(self.done_bytes)} of {size_text(self._total_bytes)}, {self.speed_text()}, "
+            f"about {max(0.0, left_s):.0f} s left"
+        )
+        if self._out.isatty():
+            self._out.write(f"\r{text:<{self._drawn}}")
+            self._drawn = len(text)
+        else:
+            self._out.write(f"{text}\n")
+        self._out.flush()
+
+    def clear(self) -> None:
+        """Take the drawn line away: other lines follow."""
+        if self._drawn:
+            self._out.write(f"\r{'':<{self._drawn}}\r")
+            self._out.flush()
+            self._drawn = 0
+
+    def speed_text(self) -> str:
+        """``1.42 GiB/s``, over all of it."""
+        return f"{self.done_bytes / GIB / max(self._clock() - self._began_s, 1e-9):.2f} GiB/s"
+
+
+def run(folder: Folder, names: Sequence[str]) -> int:
+    """Verify these points, or all; 0 only where all are whole, else the exit code of a damaged checkpoint.
+
+    Raises:
+        UsageError: a name fits no point, or there are none at all.
+    """
+    for _ in range(LOOKS):
+        found, unreadable = _asked_for(folder, names)
+        progress = Progress(sum(one.manifest.data_bytes for one in found if one.manifest is not None), "verifying")
+        whole, damaged, gone = _read(found, unreadable, progress)
+        if whole or damaged:
+            break
+    else:
+        removed = f"{counted(gone, 'point')} were removed by their writers before they were read"
+        raise UsageError(f"{removed}, {LOOKS} times in a row. Fix: try it again when the job saves less often")
+    print(_summary(progress, whole, damaged, gone))
+    if not names:
+        _say_what_was_left_out(folder)
+    return CheckpointError.exit_code if damaged else 0
+
+
+def _read(found: Sequence[FoundPoint], unreadable: Sequence[str], progress: Progress) -> tuple[int, int, int]:
+    """How many are whole, damaged (each is said), and gone meanwhile."""
+    damaged = whole = gone = 0
+    for problem in unreadable:
+        damaged += 1
+        _say_damaged(problem)
+    for point in found:
+        try:
+            checkpoints.verify(point, progress.add)
+            whole += 1
+        except CheckpointError as error:
+            if checkpoints.is_gone(point):
+                gone += 1  # its writer let it go meanwhile, for it keeps the newest ones only
+                continue
+            damaged += 1
+            progress.clear()
+            _say_damaged(str(error))
+    progress.clear()
+    return whole, damaged, gone
+
+
+def _asked_for(folder: Folder, names: Sequence[str]) -> tuple[list[FoundPoint], list[str]]:
+    """The points of these names, each once, and why a directory has none that can be read."""
+    if not names:
+        return folder.all(), []
+    found: dict[str, FoundPoint] = {}
+    unreadable = []
+    for name in names:
+        try:
+            found.update({str(one.path): one for one in folder.named(name)})
+        except CheckpointError as error:
+            unreadable.append(str(error))
+    return list(found.values()), unreadable
+
+
+def _say_damaged(problem: str) -> None:
+    advice = (
+        "" if "kept for inspection" in problem else "; whoever restores passes over it, and nothing is to be deleted"
+    )
+    print(f"damaged: {problem}{advice}", flush=True)
+
+
+def _summary(progress: Progress, whole: int, damaged: int, gone: int) -> str:
+    text = f"{whole} of {counted(whole + damaged, 'point')} whole"
+    text += f"; {size_text(progress.done_bytes)} read, {progress.speed_text()}"
+    return text + (f"; {gone} removed by their writers meanwhile" if gone else "")
+
+
+def _say_what_was_left_out(folder: Folder) -> None:
+    aside = sum(entry.state is EntryState.MOVED_ASIDE for entry in checkpoints.survey(folder.path))
+    if aside:
+        print(
+            f"{counted(aside, 'damaged point')} that {'was' if aside == 1 else 'were'} moved aside earlier not counted"
+        )

@@ -1,0 +1,206 @@
+"""``clean``: gives back what jobs of this folder left: checkpoints in memory, and what was moved aside.
+
+Finding, showing and removing live here. The one idea: nothing is removed that was not shown with its path and size, and
+nothing at all while anything of the job lives; what is another user's, another job's or another folder's is not looked
+at.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import shutil
+import stat
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from samebits.commands.recover import look
+from samebits.config import Settings
+from samebits.errors import LockedError, StoreError, UsageError
+from samebits.launcher import job_spec
+from samebits.launcher.job_view import JobView, stored_view
+from samebits.launcher.processes import process_names, read_pid_files, spoken
+from samebits.launcher.spawning import StartLock
+from samebits.spelling import spelled
+from samebits.store import checkpoint as checkpoints
+from samebits.store import durable
+from samebits.store.aside import aside_id
+from samebits.store.lock import DirectoryLock
+from samebits.store.owner import OWNER_FILE
+
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something that may be removed; ``job``: whose memory it is, empty of a folder or a file."""
+
+    path: Path
+    size_bytes: int
+    what: str
+    job: str = ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="samebits clean",
+        description="Free what the jobs of this folder left once nothing of them runs: checkpoints in memory, and the "
+        "folders that were moved aside. It shows all of it with sizes, and asks.",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only show it")
+    parser.add_argument("--yes", action="store_true", help="do not ask")
+    options = parser.parse_args(arguments)
+    log_dir, kept = job_spec.read_here()
+    settings = kept.settings()
+    with StartLock(log_dir), _nothing_lives(settings):
+        left = find(settings)
+        for line in shown(left, settings):
+            print(line, flush=True)
+        if not left or options.dry_run:
+            return 0
+        if not options.yes and not _agrees():
+            print("samebits: nothing was removed")
+            return 0
+        print(f"samebits: {spoken_size(remove(left))} are free again")
+    return 0
+
+
+def find(settings: Settings) -> list[Left]:
+    """What the jobs of this folder left, on this host and of this user."""
+    moved = list(_moved_aside(settings))
+    views = [_view_of(settings.recovery_path), *(_view_of(path) for path in moved if path.is_dir())]
+    jobs = dict.fromkeys(view.job for view in views if view is not None)
+    left = [one for job in jobs for one in memory_of(job)]
+    return left + [Left(path, _size_of(path), "moved aside") for path in moved]
+
+
+def memory_of(job: str) -> list[Left]:
+    """The memory that a job's checkpoints take on this host."""
+    rooms = checkpoints.rooms_of(checkpoints.SHARED_MEMORY, job)
+    return [Left(room.path, room.size_bytes, "checkpoints in memory", job) for room in rooms]
+
+
+def memory_line(job: str) -> str:
+    """How much memory a job's checkpoints take on this host, for people; empty where they take none."""
+    size_bytes = sum(one.size_bytes for one in memory_of(job))
+    if not size_bytes:
+        return ""
+    return f"its checkpoints take {spoken_size(size_bytes)} of this host's memory ({checkpoints.SHARED_MEMORY})"
+
+
+def shown(left: Sequence[Left], settings: Settings) -> list[str]:
+    """What may be removed, a line each, and what that means for the job."""
+    if not left:
+        return ["samebits: nothing is left of this folder's jobs but what it needs"]
+    lines = [f"  {spoken_size(one.size_bytes):>10}  {one.path} ({one.what})" for one in left]
+    view = _view_of(settings.recovery_path)
+    if view is not None and not view.job_finished and any(one.job == view.job for one in left):
+        newest = checkpoints.newest_in_memory(checkpoints.SHARED_MEMORY, view.job)
+        if newest is not None:
+            lines.append(
+                f"samebits: {view} is unfinished, and its memory holds step {newest.step}; without it "
+                f"`{spelled('recover')}` goes on from what is on disk"
+            )
+    return lines
+
+
+def remove(left: Sequence[Left]) -> int:
+    """Remove all of it; returns how many bytes are free again.
+
+    Raises:
+        StoreError: something cannot be removed.
+    """
+    freed = 0
+    for job in dict.fromkeys(one.job for one in left if one.job):
+        gone = set(checkpoints.free_rooms(checkpoints.SHARED_MEMORY, job))
+        freed += sum(one.size_bytes for one in left if one.path in gone)
+    for one in left:
+        if one.job:
+            continue
+        with durable.disk_errors(one.path, "removing what was moved aside"):
+            if one.path.is_dir():
+                shutil.rmtree(one.path)
+            else:
+                one.path.unlink()
+        freed += one.size_bytes
+    return freed
+
+
+def spoken_size(size_bytes: int) -> str:
+    """``1.5 GiB``."""
+    size, unit = float(size_bytes), 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.1f} {_UNITS[unit]}" if unit else f"{size_bytes} B"
+
+
+@contextlib.contextmanager
+def _nothing_lives(settings: Settings) -> Iterator[None]:
+    """Hold the job's lock, so that nobody begins to live meanwhile.
+
+    Raises:
+        LockedError: something of the job runs.
+    """
+    started = read_pid_files(settings.log_dir, process_names(job_spec.nodes_of(settings.log_dir, settings)))
+    running = [f"{spoken(name)} ({identity})" for name, identity in started.items() if identity.is_alive()]
+    remains = look(settings)
+    if remains.scheduler_serves:
+        running.append(f"its scheduler on SCHED_PORT={settings.sched_port}")
+    view = _view_of(settings.recovery_path)
+    rooms = checkpoints.rooms_of(checkpoints.SHARED_MEMORY, view.job) if view is not None else []
+    running += [f"who holds {room.path}" for room in rooms if room.is_locked]
+    if running:
+        raise LockedError(
+            f"the job of this folder runs: {', '.join(running[:6])}; nothing was removed. Fix: `samebits stop` first"
+        )
+    if not settings.recovery_path.exists():
+        yield
+        return
+    with DirectoryLock(settings.recovery_path, "samebits clean"):
+        yield
+
+
+def _moved_aside(settings: Settings) -> Iterator[Path]:
+    """What run.sh moved aside for jobs of this folder, as far as it is this user's own."""
+    named = [settings.recovery_path, settings.log_dir / job_spec.START_FILE, settings.log_dir / OWNER_FILE]
+    if isinstance(settings.checkpoint_path, Path):
+        named.append(settings.checkpoint_path)
+    for path in named:
+        with durable.disk_errors(path.parent, "looking for what was moved aside"):
+            entries = sorted(path.parent.iterdir()) if path.parent.exists() else []
+        for entry in entries:
+            if aside_id(entry.name, path.name) is None:
+                continue
+            found = entry.lstat()
+            if found.st_uid == os.geteuid() and not stat.S_ISLNK(found.st_mode):
+                yield entry
+
+
+def _view_of(recovery_path: Path) -> JobView | None:
+    """The job in this folder; None where it holds none that can be read."""
+    try:
+        return stored_view(recovery_path)
+    except StoreError:
+        return None
+
+
+def _size_of(path: Path) -> int:
+    """What a file, or a folder with all that is in it, takes of the disk (stat(2): blocks are of 512 bytes)."""
+    with durable.disk_errors(path, "measuring what was moved aside"):
+        below = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
+        return sum(one.lstat().st_blocks * 512 for one in (path, *below))
+
+
+def _agrees() -> bool:
+    """Whether who sits at the terminal wants it removed.
+
+    Raises:
+        UsageError: nobody does.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError("nobody can be asked here, so nothing was removed. Fix: samebits clean --yes")
+    return input("samebits: remove all of this? [y/N] ").strip().lower() in ("y", "yes")

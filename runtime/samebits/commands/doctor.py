@@ -1,0 +1,327 @@
+"""``doctor``: what a job needs on this machine, looked at before it is missed.
+
+Each check lives here as one function that returns what it found; nothing is changed, and torch is not imported. The one
+idea: every finding that is wrong ends with the command that fixes it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import importlib.metadata
+import os
+import shutil
+import socket
+import struct
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from samebits.config import Settings, is_loopback
+from samebits.errors import ListenError, SecretError, SettingsError, StoreError
+from samebits.launcher import job_spec
+from samebits.launcher.scheduler_link import ask_once, at_address, known_addresses
+from samebits.net.address import check_free, is_local, listening
+from samebits.net.address_book import addresses_now
+from samebits.net.descriptors import hard_limit, needed_descriptors
+from samebits.scheduler_hosts import NotHostsError, SchedulerAddress, names_one
+from samebits.service.scheduler_address import address_towards
+from samebits.store.checkpoint.remote.remote_points import slots_at
+
+_SIOCGIFADDR = 0x8915  # netdevice(7)
+_IFREQ = struct.Struct("16sH2x4s16x")
+SYSTEM = Path("/sys/class/net")
+ENOUGH = 2.0  # times as fast: then it is worth a word
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One interface that is up and has an address.
+
+    Attributes:
+        addresses: literal ones, of both families.
+        mbit: its speed in Mbit/s; None where the kernel does not say, as of a virtual or a wireless one.
+    """
+
+    name: str
+    addresses: frozenset[str]
+    mbit: int | None
+
+
+def interfaces(system: Path = SYSTEM) -> list[Interface]:
+    """Those of this host, but for loopback."""
+    found = []
+    six = _ipv6_addresses()
+    for _, name in socket.if_nameindex():
+        addresses = frozenset([*_ipv4_address(name), *six.get(name, [])])
+        if addresses and not addresses & {"127.0.0.1", "::1"}:
+            found.append(Interface(name, addresses, _mbit(system / name / "speed")))
+    return found
+
+
+def slower(used: str, known: list[Interface]) -> tuple[Interface, Interface] | None:
+    """The interface with this address and a faster one, where there is one; None where there is none, or none knows."""
+    ours = next((one for one in known if used in one.addresses), None)
+    if ours is None or ours.mbit is None:
+        return None
+    faster = [one for one in known if one.mbit is not None and one.mbit >= ENOUGH * ours.mbit]
+    return (ours, max(faster, key=lambda one: one.mbit or 0)) if faster else None
+
+
+def _mbit(path: Path) -> int | None:
+    try:
+        speed = int(path.read_text())
+    except (OSError, ValueError):
+        return None
+    return speed if speed > 0 else None  # -1: unknown (Documentation/ABI/testing/sysfs-class-net)
+
+
+def _ipv4_address(name: str) -> list[str]:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe, _SIOCGIFADDR, _IFREQ.pack(name.encode(), socket.AF_INET, bytes(4)))
+        except OSError:
+            return []
+    return [socket.inet_ntop(socket.AF_INET, answer[20:24])]
+
+
+def _ipv6_addresses() -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    try:
+        lines = Path("/proc/net/if_inet6").read_text().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        digits, *_, name = line.split()
+        found.setdefault(name, []).append(socket.inet_ntop(socket.AF_INET6, bytes.fromhex(digits)))
+    return found
+
+
+OLDEST_PYTHON = (3, 11)
+OLDEST_TORCH = (2, 13)
+ANSWER_TIMEOUT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check: ``fix`` is empty where all is well."""
+
+    what: str
+    found: str
+    fix: str = ""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand; status 1 where anything is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="samebits doctor", description="Check what a job needs on this machine; changes nothing."
+    )
+    parser.add_argument(
+        "--preflight",
+        action="store_true",
+        help="compute, fill memory and write to the checkpoints' disk as well, as a worker does with PREFLIGHT=1",
+    )
+    options = parser.parse_args(arguments)
+    findings = [python(), torch(), *import_name(sys.path), *commands()]
+    try:
+        settings = job_spec.settings_here(only_looks=True)
+    except SettingsError as error:
+        findings += [Finding("environment", problem, "as it says") for problem in error.problems]
+    else:
+        findings += [
+            *(folder(name, path) for name, path in folders(settings)),
+            *scheduler(settings),
+            reach(settings),
+            *network(settings),
+        ]
+        findings.append(descriptors(settings))
+        if options.preflight:
+            findings += preflight(settings)
+    for finding in findings:
+        print(f"{'ok   ' if not finding.fix else 'wrong'}  {finding.what}: {finding.found}")
+        if finding.fix and "Fix: " not in finding.found:
+            print(f"       Fix: {finding.fix}")
+    return 1 if any(finding.fix for finding in findings) else 0
+
+
+def preflight(settings: Settings) -> list[Finding]:
+    """What a worker looks at before it asks for a seat, on each of this machine's devices."""
+    from samebits.training.process import preflight as looked
+
+    return [
+        Finding(one.what, f"{one.found}{f': {one.problem}' if one.problem else ''}", one.problem and _PREFLIGHT_FIX)
+        for one in looked.of_host(settings)
+    ]
+
+
+_PREFLIGHT_FIX = "leave this host out of the job, or have it looked at"
+
+
+def python() -> Finding:
+    """The interpreter."""
+    found = f"{sys.version.split()[0]} ({sys.executable})"
+    return Finding("python", found, "" if sys.version_info >= OLDEST_PYTHON else "install Python 3.11 or newer")
+
+
+def torch() -> Finding:
+    """The installed torch, by its metadata: importing it takes seconds."""
+    fix = "bash scripts/setup.sh"
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        return Finding("torch", "not installed for this Python", fix)
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    return Finding("torch", version, "" if numbers >= OLDEST_TORCH else fix)
+
+
+def import_name(path: Sequence[str]) -> list[Finding]:
+    """Return whether ``import samebits`` finds this package, and no file of that name on ``path``."""
+    ours = Path(__file__).resolve().parents[1]
+    names = ("samebits.py", "samebits/__init__.py")
+    found = [file for entry in path if entry for name in names if (file := Path(entry, name).resolve()).is_file()]
+    rival = next((file for file in found if not file.is_relative_to(ours)), None)
+    if rival is None:
+        return [Finding("import samebits", str(ours))]
+    return [Finding("import samebits", f"{ours}, but {rival} has the same name", f"move {rival} away")]
+
+
+def commands() -> list[Finding]:
+    """What the scripts call."""
+    names = ("bash", "setsid", "flock")
+    return [
+        Finding(name, found)
+        if (found := shutil.which(name))
+        else Finding(name, "not found", "install util-linux and bash")
+        for name in names
+    ]
+
+
+def folder(name: str, path: Path | str) -> Finding:
+    """Whether this user may write in the folder, or make it; whether a remote one can be listed."""
+    if isinstance(path, str):
+        try:
+            slots = slots_at(path, patience_s=ANSWER_TIMEOUT_S)
+        except StoreError as error:
+            return Finding(name, str(error), "as it says")
+        return Finding(name, f"{path} can be listed, {len(slots)} ranks have saved there")
+    try:
+        existing = next(parent for parent in (path, *path.parents) if parent.exists())
+        is_folder = existing.is_dir()
+    except OSError as error:
+        return Finding(name, f"{path} cannot be looked at ({error.strerror})", f"export {name}=<a folder of yours>")
+    if not is_folder:
+        return Finding(name, f"{existing} is not a folder", f"export {name}=<a folder>")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        return Finding(name, f"{existing} cannot be written", f"export {name}=<a folder of yours>")
+    return Finding(name, f"{path} can be {'written' if existing == path else 'made'}")
+
+
+def scheduler(settings: Settings) -> list[Finding]:
+    """Where the scheduler may be: one place, or each of those that SCHED_HOST names."""
+    if names_one(settings.sched_host):
+        return [port(settings)]
+    name = f"SCHED_HOST={settings.sched_host}"
+    try:
+        named = addresses_now(settings.sched_host, settings.sched_port)
+    except NotHostsError as error:
+        return [Finding(name, str(error), "as it says")]
+    found = [_at(settings, one) for one in named]
+    try:
+        addresses, own = listening(settings.sched_host, settings.sched_port, settings.sched_bind)
+    except ListenError:
+        return [*found, Finding(name, "none of these hosts is this one: its scheduler runs elsewhere")]
+    return [*found, Finding(name, f"a scheduler of this host listens on {', '.join(addresses)}, port {own}")]
+
+
+def _at(settings: Settings, address: SchedulerAddress) -> Finding:
+    name = f"SCHED_HOST {address}"
+    try:
+        resolved = sorted({str(entry[4][0]) for entry in socket.getaddrinfo(address.host, address.port)})
+    except socket.gaierror as error:
+        return Finding(name, f"it has no address ({error.strerror})", "write a name that this host can look up")
+    try:
+        told = ask_once(at_address(settings, address), ANSWER_TIMEOUT_S)
+    except SecretError as error:
+        return Finding(name, str(error), "as it says")
+    if told is not None:
+        return Finding(name, f"the scheduler of job {told['job']} answers there, term {told['term']}")
+    whose = "this host" if any(is_local(one) for one in resolved) else "another host"
+    return Finding(name, f"{whose} ({', '.join(resolved)}); no scheduler answers there now")
+
+
+def network(settings: Settings) -> list[Finding]:
+    """Which interface the job's data go over, where it has several hosts; wrong where another one is much faster."""
+    try:
+        used = address_towards(settings.sched_host, settings.sched_port)
+    except OSError:
+        return []  # said by who looks for the scheduler
+    if is_loopback(used):
+        return []
+    known = interfaces()
+    found = next((f"{one.name} ({used})" for one in known if used in one.addresses), used)
+    speeds = slower(used, known)
+    if speeds is None:
+        return [Finding("network", f"gradients go over {found}, which leads to SCHED_HOST")]
+    ours, faster = speeds
+    better = min(faster.addresses, key=lambda one: (":" in one, one))
+    return [
+        Finding(
+            "network",
+            f"gradients go over {found} with {ours.mbit} Mbit/s, and {faster.name} ({better}) has {faster.mbit}",
+            f"export SCHED_HOST=<the scheduler's address in the network of {faster.name}>, in every process",
+        )
+    ]
+
+
+def port(settings: Settings) -> Finding:
+    """Whether a scheduler could listen, or a job's does."""
+    name = f"SCHED_PORT={settings.sched_port}"
+    try:
+        if ask_once(settings, ANSWER_TIMEOUT_S) is not None:
+            return Finding(name, "a job's scheduler answers there")
+    except SecretError as error:
+        return Finding(name, str(error), "as it says")
+    try:
+        check_free(*listening(settings.sched_host, settings.sched_port, settings.sched_bind))
+    except ListenError as error:
+        return Finding(name, str(error), "as it says")
+    return Finding(name, "free")
+
+
+def reach(settings: Settings) -> Finding:
+    """Who can reach the job's ports, and which of them the secret protects."""
+    name = "open to"
+    try:
+        addresses = listening(settings.sched_host, settings.sched_port, settings.sched_bind).addresses
+    except ListenError:
+        # Another host's scheduler: this host's workers listen where the way to it begins, unless that is loopback.
+        addresses = [settings.sched_bind] if settings.sched_bind else [one.host for one in known_addresses(settings)]
+    everybody = not all(is_loopback(address) for address in addresses)
+    who = "whoever reaches this host's network" if everybody else "this host's users"
+    has_secret = settings.cluster_secret is not None or settings.cluster_secret_file is not None
+    scheduler = (
+        "the scheduler takes whoever has the secret"
+        if has_secret
+        else "the scheduler takes anybody (no CLUSTER_SECRET)"
+    )
+    return Finding(
+        name, f"{who}, at {', '.join(addresses)}: {scheduler}; gloo's ports know no secret (docs/security.md)"
+    )
+
+
+def descriptors(settings: Settings) -> Finding:
+    """Whether the scheduler can hold a connection of every worker; it raises the soft limit to the hard one itself."""
+    needed = needed_descriptors(settings.max_worker_num + settings.spare_num)
+    found = f"{hard_limit()}, {needed} needed"
+    fix = "" if hard_limit() >= needed else f"raise the hard limit: ulimit -Hn {needed} (as root)"
+    return Finding("open files", found, fix)
+
+
+def folders(settings: Settings) -> list[tuple[str, Path | str]]:
+    """The variables that name the job's folders, and those."""
+    return [
+        ("RECOVERY_PATH", settings.recovery_path),
+        ("CHECKPOINT_PATH", settings.checkpoint_path),
+        ("LOG_DIR", settings.log_dir),
+    ]

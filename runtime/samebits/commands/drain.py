@@ -1,0 +1,170 @@
+"""``drain``: workers leave the job on purpose, at their next commit, wherever they run; and it is waited for.
+
+Who is meant, and the waiting, live here; asking is the scheduler's, leaving the worker's own. The one idea: a machine
+that is to be switched off costs the job one commit and no step, and the command ends when the machine is free.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import textwrap
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from samebits.commands.scale import view_of
+from samebits.config import Settings
+from samebits.errors import UsageError
+from samebits.launcher import job_spec
+from samebits.launcher.job_spec import JobSpec
+from samebits.launcher.job_view import JobView, Presence
+from samebits.launcher.scheduler_link import decide_once
+from samebits.launcher.spawning import StartLock
+from samebits.option_types import interval
+
+LOOK_S = 0.5
+ASK_AGAIN_S = 2.0
+_EPILOG = """\
+examples:
+  samebits drain 3                  worker 3 leaves at its next commit
+  samebits drain node-b node-c      all workers of two hosts do; discovery does not use these hosts any more
+  samebits drain --undo node-b      it may be used again
+
+SIGTERM to a worker does the same for that one: what a cluster sends before it takes a machine away.
+Exits with 0 when they have left, with 80 where that is refused or takes longer than --timeout.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="samebits drain",
+        description=textwrap.fill(
+            "Have workers leave the job on purpose at their next commit, on whatever host they run, and wait until "
+            "they have: no step is lost, a spare or a smaller world goes on, and nothing starts them again here."
+        ),
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("names", nargs="+", metavar="NODE|HOST", help="a NODE_ID, or a host and all that runs there")
+    parser.add_argument("--undo", action="store_true", help="these hosts may be used again, where they are discovered")
+    parser.add_argument("--anyway", action="store_true", help="also where fewer than MIN_WORKER_NUM would be left")
+    parser.add_argument("--timeout", type=interval, default=600.0, metavar="S", help="seconds to wait (default 600)")
+    options = parser.parse_args(arguments)
+    log_dir, kept = job_spec.read_here()
+    settings = job_spec.settings_here()
+    names = tuple(dict.fromkeys(options.names))
+    if options.undo:
+        return _undo(log_dir, settings, names)
+    view = view_of(settings)
+    meant = meant_by(names, view, kept)
+    if not options.anyway:
+        require_enough(view, meant.nodes)
+    with StartLock(log_dir):
+        kept = job_spec.read(log_dir) or kept
+        nodes = job_spec.nodes_of(log_dir, settings)
+        drained = (*kept.drained, *(host for host in meant.hosts if host not in kept.drained))
+        staying = tuple(node for node in nodes if node not in meant.nodes)
+        job_spec.keep(log_dir, replace(kept, nodes=staying, drained=drained))
+    if strangers := [node for node in meant.nodes if node not in nodes]:
+        _say(f"worker {', '.join(strangers)} was started on another host, where it may be started again")
+    who = f"worker {', '.join(meant.nodes)}" if meant.nodes else "nobody"
+    text = f"{who} is to leave at the next commit: drained by hand ({', '.join(names)})"
+    _say(text)
+    wait_until_left(settings, text, meant.nodes, options.timeout)
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Meant:
+    """Nodes that are alive, and the discovered hosts that were named."""
+
+    nodes: tuple[str, ...]
+    hosts: tuple[str, ...] = ()
+
+
+def meant_by(names: Sequence[str], view: JobView, kept: JobSpec) -> Meant:
+    """Whom these words name: a living node by its id, or a host, and every living node there.
+
+    Raises:
+        UsageError: a word names nobody.
+    """
+    alive = [one for one in view.nodes if one.presence is Presence.ALIVE]
+    nodes: list[str] = []
+    hosts: list[str] = []
+    for name in names:
+        if any(one.node == name for one in alive):
+            nodes.append(name)
+            continue
+        there = [one.node for one in alive if name in (kept.hosts.get(one.node), one.host, one.host.partition("#")[0])]
+        is_known = name in kept.hosts.values() or name in kept.drained
+        if not (there or is_known):
+            known = sorted({kept.hosts.get(one.node, one.host.partition("#")[0]) for one in alive})
+            raise UsageError(
+                f"{name[:80]!r} is no worker that is alive, and no host with one. Fix: name one of the workers "
+                f"{', '.join(one.node for one in alive[:12])}, or of the hosts {', '.join(known[:12])}"
+            )
+        nodes += there
+        hosts += [name] if kept.hosts else []
+    return Meant(tuple(dict.fromkeys(nodes)), tuple(hosts))
+
+
+def require_enough(view: JobView, leaving: Collection[str]) -> None:
+    """Whether the job can go on without these.
+
+    Raises:
+        UsageError: it would have to wait.
+    """
+    left = sum(one.presence is Presence.ALIVE and one.node not in leaving for one in (*view.workers, *view.spares))
+    is_worker = any(one.node in leaving for one in view.workers)
+    if is_worker and left < view.min_world_size:
+        raise UsageError(
+            f"MIN_WORKER_NUM={view.min_world_size}: {left} workers and spares would be left, and wait for more. Fix: "
+            "add others first, or drain --anyway"
+        )
+
+
+def wait_until_left(settings: Settings, text: str, nodes: Sequence[str], timeout_s: float) -> None:
+    """Ask these nodes to leave, and ask again, until all have left; each is said, and ``text`` kept in the history.
+
+    Raises:
+        UsageError: some have not left after ``timeout_s`` seconds, or no scheduler answers.
+    """
+    waits_for, give_up_at, ask_at = list(nodes), time.monotonic() + timeout_s, 0.0
+    while True:
+        if ask_at <= time.monotonic():
+            decide_once(settings, text, waits_for)
+            text, ask_at = "", time.monotonic() + ASK_AGAIN_S
+        view = view_of(settings)
+        for node in list(waits_for):
+            known = view.node(node)
+            if known is None or known.presence is not Presence.ALIVE or view.job_finished:
+                waits_for.remove(node)
+                has_left = known is not None and known.presence is Presence.LEFT
+                _say(f"worker {node} {'has left' if has_left else 'is gone'}")
+        if not waits_for:
+            return
+        if time.monotonic() >= give_up_at:
+            raise UsageError(
+                f"worker {', '.join(waits_for)} has not left after {timeout_s:g} s: it leaves at its next commit. Fix: "
+                "wait longer (--timeout), or look where it is: samebits stack"
+            )
+        time.sleep(LOOK_S)
+
+
+def _undo(log_dir: Path, settings: Settings, hosts: Sequence[str]) -> int:
+    with StartLock(log_dir):
+        _, kept = job_spec.read_here()
+        if strangers := [host for host in hosts if host not in kept.drained]:
+            known = ", ".join(kept.drained) or "none"
+            raise UsageError(f"{strangers[0][:80]!r} is not drained. Fix: name one of those that are: {known}")
+        job_spec.keep(log_dir, replace(kept, drained=tuple(host for host in kept.drained if host not in hosts)))
+    decide_once(settings, f"host {', '.join(hosts)} may be used again: by hand")
+    _say(f"host {', '.join(hosts)} may be used again")
+    return 0
+
+
+def _say(text: str) -> None:
+    print(f"samebits: {text}", file=sys.stderr, flush=True)

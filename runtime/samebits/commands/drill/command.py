@@ -1,0 +1,253 @@
+"""``drill``: run a script undisturbed, then under faults, and compare the two.
+
+The order of things and the report are here. A drill proves only what it compared, so the report names it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import random
+import socket
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from samebits import config, strict_json
+from samebits.account.history import account, duration
+from samebits.commands.drill.advice import Script, advise, never_commits
+from samebits.commands.drill.compare import Compared, compare
+from samebits.commands.drill.faults import BY_LIBRARY
+from samebits.commands.drill.outcome import Outcome
+from samebits.commands.drill.page import html_of
+from samebits.commands.drill.partition import INSIDE, OUTSIDE
+from samebits.commands.drill.plan import Fault, Planned, drawn, faults_of, steps_of
+from samebits.commands.drill.preloaded import NO_COMPILER, compiler_here
+from samebits.commands.drill.rehearsal import Rehearsal, free_environment
+from samebits.core.events import Kind
+from samebits.core.goodput import Bucket
+from samebits.errors import UsageError
+from samebits.option_types import whole
+from samebits.store import durable
+
+NAMES = ("undisturbed", "disturbed")
+MOST_OFF, LEAST_OFF_S = 0.005, 1.0
+"""How far an account may be from the time that was measured: a share of it, and never less than the drill may be late
+to see an event on a busy machine.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand; 0 if the script survived every fault with equal bits, else 1."""
+    words = list(arguments)
+    script = words[words.index("--") + 1 :] if "--" in words else []
+    options = _parsed(words[: words.index("--")] if "--" in words else words, script)
+    faults = faults_of(options.faults)
+    plan = drawn(faults, options.kills, options.seed)
+    if options.dry_run:
+        print("\n".join(_plan_lines(plan, options, script)))
+        return 0
+    path = Path(script[0])
+    if not path.is_file():
+        raise UsageError(f"{path}: there is no such script. Fix: name a file after `--`")
+    folder = Path(options.folder).resolve()
+    if folder.exists():
+        raise UsageError(f"--folder {folder}: it is there already. Fix: name another one, or remove it")
+    say = _nothing if options.json else _say
+    absolute = [str(path.resolve()), *script[1:]]
+    say(f"1. {' '.join(script)} undisturbed: {_world(options)}; logs in {folder / 'undisturbed' / 'device'}")
+    undisturbed = _rehearsal(folder / "undisturbed", absolute, options, say).run()
+    if undisturbed.problem or never_commits(undisturbed):
+        disturbed, compared = Outcome(), Compared((), 0, 0)
+    else:
+        say(f"   it ended at step {undisturbed.last_step} after {duration(undisturbed.wall_s)}")
+        steps = steps_of(plan, undisturbed.last_step)
+        say(f"2. the same under {_counted_word(len(plan), 'fault')}; logs in {folder / 'disturbed' / 'device'}")
+        trained_s = account(undisturbed.events)["buckets_s"][Bucket.PRODUCTIVE]
+        step_s = trained_s / undisturbed.last_step
+        disturbed = _rehearsal(folder / "disturbed", absolute, options, say).run(plan, steps, step_s)
+        ours, theirs = (folder / name / "ckpt_of_rank" for name in NAMES)
+        compared = compare(ours, theirs, disturbed.damaged)
+    advice = advise(Script(path.name, path.read_text(errors="replace")), compared, undisturbed, disturbed)
+    told = report(undisturbed, disturbed, compared, options.seed, advice)
+    durable.replace_note(folder / "drill.json", f"{strict_json.dumps(told, indent=1)}\n".encode())
+    lines = lines_of(told, folder)
+    durable.replace_note(folder / "drill.html", html_of(told, lines).encode(errors="backslashreplace"))
+    print(strict_json.dumps(told) if options.json else "\n".join(lines))
+    return 0 if told["passed"] else 1
+
+
+def _parsed(words: Sequence[str], script: Sequence[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="samebits drill",
+        usage="%(prog)s [options] -- SCRIPT [ARGUMENTS ...]",
+        description="Run the script undisturbed, then the same under faults, and compare the weights in their "
+        "checkpoints bit by bit. Signals go to the drill's own processes alone.",
+        epilog="faults: " + "; ".join(f"{fault}: {fault.text}" for fault in Fault),
+    )
+    parser.add_argument("--faults", default="kill,scheduler", help="which, separated by commas (default %(default)s)")
+    parser.add_argument("--kills", type=whole(most=10_000), default=5, help="how many faults (default %(default)s)")
+    parser.add_argument("--seed", type=whole(), default=1, help="of their order, steps and targets")
+    parser.add_argument("-n", "--workers", type=whole(1), default=2, help="workers (default %(default)s)")
+    parser.add_argument("--spares", type=whole(), default=1, help="spares (default %(default)s)")
+    parser.add_argument("--folder", default="drill", help="a new folder for both jobs and the report")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done")
+    parser.add_argument("--json", action="store_true", help="the report as one JSON object")
+    options = parser.parse_args(words)
+    if not script:
+        parser.error("which script? expected `-- SCRIPT [ARGUMENTS ...]`")
+    return options
+
+
+def _rehearsal(folder: Path, script: list[str], options: argparse.Namespace, say: Callable[[str], None]) -> Rehearsal:
+    start = ["-n", str(options.workers), "--spares", str(options.spares), *script]
+    environment = free_environment(config.whole_environment()) | {"ENABLE_RECOVERY": "1"}
+    size = options.workers + options.spares
+    return Rehearsal(folder, start, environment, size, free_port(), lambda text: say(f"   {text}"))
+
+
+def _say(text: str) -> None:
+    print(text, flush=True)
+
+
+def _nothing(_: str) -> None:
+    """Say nothing: the report alone is printed."""
+
+
+def _world(options: argparse.Namespace) -> str:
+    return f"{_counted_word(options.workers, 'worker')}, {_counted_word(options.spares, 'spare')}"
+
+
+def _counted_word(count: int, word: str) -> str:
+    return f"{count} {word}{'' if count == 1 else 's'}"
+
+
+def free_port() -> int:
+    """A port that nobody uses on either address of loopback that a drill may need.
+
+    It is below those that a system gives to outgoing connections (ip(7)), so that none takes it before the scheduler.
+    """
+    while True:
+        port = random.SystemRandom().randrange(10_000, 32_768)
+        with socket.socket() as probe, socket.socket() as other, contextlib.suppress(OSError):
+            probe.bind((OUTSIDE, port))
+            other.bind((INSIDE, port))
+            return port
+
+
+def report(
+    undisturbed: Outcome, disturbed: Outcome, compared: Compared, seed: int, advice: Sequence[str]
+) -> dict[str, Any]:
+    """The verdict as plain values. What was planned and not given is listed apart, and keeps a drill from passing."""
+    survived = not undisturbed.problem and not disturbed.problem
+    lacks_commits = never_commits(undisturbed)
+    runs = {name: _told_of(one) for name, one in zip(NAMES, (undisturbed, disturbed), strict=True)}
+    is_accounted = all(one["is_accounted"] for one in runs.values())
+    is_sound = survived and compared.is_equal and not lacks_commits and is_accounted
+    verdict = "failed" if not is_sound else "incomplete" if disturbed.not_injected else "passed"
+    return {
+        "passed": verdict == "passed",
+        "verdict": verdict,
+        "seed": seed,
+        "survived": survived,
+        "problem": (undisturbed.problem and f"undisturbed: {undisturbed.problem}") or disturbed.problem,
+        "equal_bits": compared.is_equal,
+        "commits": not lacks_commits,
+        "difference": compared.difference,
+        "first_step": compared.first_step,
+        "differing": [f"rank {one.slot}: {one.name}" for one in compared.differing[:100]],
+        "differing_ranks": sorted({one.slot for one in compared.differing}),
+        "compared": {"steps": list(compared.steps), "ranks": compared.slots, "tensors": compared.tensors},
+        "faults": [one.plain() for one in disturbed.injected],
+        "not_injected": [{"fault": str(one.fault), "why": one.why} for one in disturbed.not_injected],
+        "losses_seen": sum(event.kind is Kind.LOST for event in disturbed.events),
+        **runs,
+        "advice": list(advice),
+    }
+
+
+def _told_of(outcome: Outcome) -> dict[str, Any]:
+    """One run: its account, and whether the buckets sum to the time that the drill itself has measured."""
+    found = account(outcome.events)
+    told = {"wall_s": round(outcome.wall_s, 3), "seen_s": outcome.seen_s, **found}
+    off_s = 0.0 if outcome.seen_s is None else abs(sum(found["buckets_s"].values()) - outcome.seen_s)
+    return {**told, "is_accounted": off_s <= max(LEAST_OFF_S, MOST_OFF * (outcome.seen_s or 0.0))}
+
+
+def lines_of(told: dict[str, Any], folder: Path) -> list[str]:
+    """The verdict for people."""
+    compared, faults = told["compared"], told["faults"]
+    lines = [
+        _verdict(told),
+        f"faults: {len(faults)} ({_counted(faults)}); seed {told['seed']}",
+    ]
+    if not told["survived"]:
+        lines.append(f"survived: no: {told['problem']}")
+    lines += [f"not injected: {one['fault']}: {one['why']}" for one in told["not_injected"]]
+    if told["equal_bits"]:
+        newest = compared["steps"][-1]
+        lines.append(
+            f"bits: equal in {compared['tensors']} tensors of {compared['ranks']} ranks, steps "
+            f"{', '.join(map(str, compared['steps']))}; the last is {newest}"
+        )
+    elif told["difference"]:
+        lines.append(f"bits: {told['difference']}")
+    for name in NAMES:
+        if not (one := told[name])["is_accounted"]:
+            summed_s = sum(one["buckets_s"].values())
+            lines.append(f"account: {name} took {one['seen_s']:.2f} s, and its buckets sum to {summed_s:.2f} s")
+    if not told["commits"] and told["survived"]:
+        lines.append("commits: none before the end, so every loss takes the job back to its beginning")
+    for name in NAMES:
+        one = told[name]
+        if not one["wall_s"]:
+            continue  # it was not run
+        goodput = "" if one["goodput"] is None else f", {one['goodput']:.1%} productive"
+        redone = sum(row["steps_lost"] for row in one["recoveries"])
+        lines.append(f"{name}: {one['step']} steps in {duration(one['wall_s'])}{goodput}, {redone} steps redone")
+    lines += [f"look: {text}" for text in told["advice"]]
+    last = folder / (NAMES[1] if told[NAMES[1]]["wall_s"] else NAMES[0])
+    lines.append(
+        f"report: {folder / 'drill.html'}; the logs are in {last / 'device'}, and `samebits history` in {last}"
+    )
+    if not told["passed"]:
+        lines.append(f"next: correct what is named above, and drill again with --folder and --seed {told['seed']}")
+    return lines
+
+
+def _verdict(told: dict[str, Any]) -> str:
+    given = _counted_word(len(told["faults"]), "fault")
+    match told["verdict"]:
+        case "passed":
+            return f"drill PASSED: {given}, and every weight that was compared has the bits of the undisturbed run"
+        case "incomplete":
+            missing = _counted_word(len(told["not_injected"]), "fault")
+            return f"drill INCOMPLETE: {given} survived with equal bits, but {missing} could not be given"
+        case _ if told["problem"].startswith(NAMES[0]):
+            return "drill FAILED: the script does not finish, although no fault was given"
+        case _ if not told["survived"]:
+            return f"drill FAILED: the job did not survive {given}"
+        case _ if not told["commits"]:
+            return "drill FAILED: the script commits no step before its end, so there is nothing to go on from"
+        case _ if not told["equal_bits"]:
+            return f"drill FAILED: after {given} the bits are others than those of the undisturbed run"
+        case _:
+            return "drill FAILED: the account of where the time went is wrong, which is a mistake of SameBits"
+
+
+def _counted(faults: Sequence[dict[str, Any]]) -> str:
+    kinds = sorted({one["fault"] for one in faults})
+    return ", ".join(f"{kind} {sum(one['fault'] == kind for one in faults)}" for kind in kinds) or "none"
+
+
+def _plan_lines(plan: Sequence[Planned], options: argparse.Namespace, script: Sequence[str]) -> list[str]:
+    lines = [
+        f"1. {' '.join(script)} undisturbed, in {options.folder}/undisturbed: {_world(options)}",
+        f"2. the same in {options.folder}/disturbed, with {_counted_word(len(plan), 'fault')}:",
+    ]
+    lines += [
+        f"   {number}. after {one.share:.0%} of its steps: {one.fault.text}" for number, one in enumerate(plan, 1)
+    ]
+    if compiler_here() is None and (lacking := sorted({one.fault for one in plan} & BY_LIBRARY)):
+        lines.append(f"   not possible here: {', '.join(lacking)}: {NO_COMPILER}")
+    return [*lines, "3. the weights in both jobs' checkpoints are compared, bit by bit"]

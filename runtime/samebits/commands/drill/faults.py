@@ -1,0 +1,389 @@
+"""How each fault is given: by signals, by an order to the process itself, by a line that is cut, by a library.
+
+The giving lives here; when and to whom is ``plan``'s and ``rehearsal``'s. The one idea: whoever gives a fault says what
+was done in words that name process, byte or limit, so that the report lists what happened and not what was meant.
+Signals go only to processes that the job's own pid files name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from samebits.commands.drill.impossible import ImpossibleError
+from samebits.commands.drill.memory_limit import MemoryLimit
+from samebits.commands.drill.orders import Orders
+from samebits.commands.drill.partition import INSIDE, Line
+from samebits.commands.drill.plan import Fault, Planned, host_of
+from samebits.commands.drill.preloaded import Preloaded
+from samebits.core.events import Event, Kind
+from samebits.launcher.processes import SCHEDULER, send_signal
+from samebits.store import checkpoint
+from samebits.store.checkpoint import EntryState
+from samebits.store.checkpoint.memory.memory_room import room_path
+from samebits.store.process_identity import ProcessIdentity
+
+PAUSE_S = 1.0
+SLOW_S, RUNS_S, RESTS_S = 5.0, 0.05, 0.15
+AHEAD_S, JUMP_S = 3600, 3.0
+FULL_S = 30.0
+HOLD_LONGER_S = 4  # than the lease
+GONE_S = 20.0
+_LOOK_S = 0.05
+_NOT_SAVED = "was not saved"
+
+
+@dataclass(slots=True)
+class Tools:
+    """What the faults of one plan need besides signals; ``impossible`` says which this machine does not allow."""
+
+    orders: Orders | None = None
+    line: Line | None = None
+    preloaded: Preloaded | None = None
+    environment: dict[str, str] = field(default_factory=dict)
+    impossible: dict[Fault, str] = field(default_factory=dict)
+
+    @classmethod
+    def made(cls, folder: Path, faults: set[Fault], port: int, environment: Mapping[str, str]) -> Tools:
+        """Those that these faults need, for a job in this folder that has this environment and is given the tools'."""
+        tools = cls()
+        if faults:
+            tools.orders = Orders(folder / "inside")
+            tools.environment["PYTHONPATH"] = _before(str(tools.orders.folder), environment.get("PYTHONPATH"))
+        if Fault.PARTITION in faults:
+            tools.line = Line(port)
+            tools.environment["SCHED_BIND"] = INSIDE
+        if faults & BY_LIBRARY:
+            try:
+                tools.preloaded = Preloaded(folder, folder / "ckpt_of_rank")
+                tools.environment.update(tools.preloaded.environment)
+                library = tools.environment["LD_PRELOAD"]
+                tools.environment["LD_PRELOAD"] = _before(library, environment.get("LD_PRELOAD"))
+            except ImpossibleError as error:
+                tools.impossible.update({fault: str(error) for fault in faults & BY_LIBRARY})
+        return tools
+
+    def close(self) -> None:
+        """The job is over."""
+        if self.line is not None:
+            self.line.close()
+        if self.preloaded is not None:
+            self.preloaded.close()
+
+
+def _before(first: str, others: str | None) -> str:
+    return f"{first}:{others}" if others else first
+
+
+BY_LIBRARY = {Fault.DISK_FULL, Fault.CLOCK_JUMP}
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """What a fault is given to, at the moment when it is due.
+
+    ``members`` are the names of the workers that train, by their slots; ``slots`` says which each has. All of them
+    wait at a commit until ``let_go`` is called, which is when the fault has struck. ``events`` are the job's so far;
+    ``wait`` returns once they satisfy what it is given, False if they never will. ``leave`` ends the followers, which
+    would bring back at once what is gone.
+    """
+
+    folder: Path
+    job: str
+    lease_s: float
+    running: Mapping[str, ProcessIdentity]
+    members: Sequence[str]
+    slots: Mapping[str, int]
+    planned: Planned
+    tools: Tools
+    events: Callable[[], list[Event]]
+    wait: Callable[[Callable[[list[Event]], bool]], bool]
+    leave: Callable[[], None]
+    let_go: Callable[[], None]
+
+    @property
+    def target(self) -> str:
+        """Whose turn it is."""
+        return self.planned.pick(self.members)
+
+    @property
+    def identity(self) -> ProcessIdentity:
+        """Its process."""
+        return self.running[self.target]
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What was done, and to whom; ``damaged`` are checkpoints that are known to be no good since."""
+
+    node: str
+    did: str
+    damaged: tuple[Path, ...] = ()
+
+
+def give(scene: Scene) -> Given:
+    """Give the fault that is due.
+
+    Raises:
+        ImpossibleError: it could not be given, and nothing was done.
+    """
+    fault = scene.planned.fault
+    if fault in scene.tools.impossible:
+        raise ImpossibleError(scene.tools.impossible[fault])
+    return _GIVERS[fault](scene)
+
+
+# ---- signals
+
+
+def _signal(scene: Scene, names: Sequence[str], number: signal.Signals) -> str:
+    hit = [name for name in names if name in scene.running and send_signal(scene.running[name], number)]
+    if not hit:
+        raise ImpossibleError(f"{', '.join(names)} had ended before the signal")
+    scene.let_go()
+    return f"{number.name} to {', '.join(f'{name} (pid {scene.running[name].pid})' for name in hit)}"
+
+
+def _kill(scene: Scene) -> Given:
+    return Given(scene.target, _signal(scene, [scene.target], signal.SIGKILL))
+
+
+def _segfault(scene: Scene) -> Given:
+    return Given(scene.target, _signal(scene, [scene.target], signal.SIGSEGV))
+
+
+def _scheduler(scene: Scene) -> Given:
+    return Given(SCHEDULER, _signal(scene, [SCHEDULER], signal.SIGKILL))
+
+
+def _all(scene: Scene) -> Given:
+    return Given("", _signal(scene, [name for name in scene.running if name != SCHEDULER], signal.SIGKILL))
+
+
+def _everything(scene: Scene) -> Given:
+    return Given(SCHEDULER, _signal(scene, list(scene.running), signal.SIGKILL))
+
+
+def _pause(scene: Scene) -> Given:
+    return _stopped(scene, lambda: time.sleep(PAUSE_S), f"for {PAUSE_S:g} s")
+
+
+def _stop(scene: Scene) -> Given:
+    return _stopped(scene, _until_loss(scene), "until it was lost")
+
+
+def _stopped(scene: Scene, meanwhile: Callable[[], object], text: str) -> Given:
+    did = _signal(scene, [scene.target], signal.SIGSTOP)
+    try:
+        meanwhile()
+    finally:
+        send_signal(scene.identity, signal.SIGCONT)
+    return Given(scene.target, f"{did} {text}, then SIGCONT")
+
+
+def _slow_rank(scene: Scene) -> Given:
+    _signal(scene, [scene.target], signal.SIGSTOP)
+    until, stops = time.monotonic() + SLOW_S, 1
+    try:
+        while time.monotonic() < until:
+            time.sleep(RESTS_S)
+            send_signal(scene.identity, signal.SIGCONT)
+            time.sleep(RUNS_S)
+            stops += send_signal(scene.identity, signal.SIGSTOP)
+    finally:
+        send_signal(scene.identity, signal.SIGCONT)
+    return Given(scene.target, f"pid {scene.identity.pid} was stopped {stops} times within {SLOW_S:g} s")
+
+
+def _host(scene: Scene) -> Given:
+    lost = host_of(scene.members, scene.planned.draw)
+    has_gone_on = _grown(scene, Kind.TRAINING)
+    scene.leave()
+    did = _signal(scene, lost, signal.SIGKILL)
+    return Given(lost[0], f"{did}; {_forget_memory(scene, lost, has_gone_on)}")
+
+
+def _until_loss(scene: Scene) -> Callable[[], bool]:
+    is_lost = _grown(scene, Kind.LOST)
+    return lambda: scene.wait(is_lost)
+
+
+def _grown(scene: Scene, kind: Kind) -> Callable[[list[Event]], bool]:
+    """Whether these events hold more of a kind than there are now."""
+
+    def count(events: list[Event]) -> int:
+        return sum(event.kind is kind for event in events)
+
+    before = count(scene.events())
+    return lambda events: count(events) > before
+
+
+def _forget_memory(scene: Scene, names: Sequence[str], is_too_late: Callable[[list[Event]], bool]) -> str:
+    """A machine that has lost its power has an empty /dev/shm; the rooms are free once their processes are gone.
+
+    Once the job has gone on, whoever came in a lost one's place holds its room, with points of its own.
+    """
+    deadline = time.monotonic() + GONE_S
+    rooms = {slot: room_path(checkpoint.SHARED_MEMORY, scene.job, slot) for slot in map(scene.slots.__getitem__, names)}
+    left = {slot for slot, path in rooms.items() if path.exists()}
+    count = len(left)
+    while left and time.monotonic() < deadline and not is_too_late(scene.events()):
+        left = {slot for slot in left if not checkpoint.remove_room(checkpoint.SHARED_MEMORY, scene.job, slot)}
+        time.sleep(_LOOK_S)
+    return f"points of {count - len(left)} ranks in /dev/shm removed" + (f" ({len(left)} were held)" if left else "")
+
+
+# ---- orders to the process itself
+
+
+def _held_gil(scene: Scene) -> Given:
+    lost = _until_loss(scene)
+    did = _orders(scene).give(scene.identity, "hold", seconds=round(scene.lease_s + HOLD_LONGER_S))
+    scene.let_go()
+    lost()
+    return Given(scene.target, f"pid {scene.identity.pid} {did}")
+
+
+def _oom(scene: Scene) -> Given:
+    orders, limit = _orders(scene), MemoryLimit(scene.identity.pid)
+    try:
+        did = orders.give(scene.identity, "eat", limit=limit.name)
+        scene.let_go()
+        scene.identity.wait_for_exit(GONE_S)
+    finally:
+        limit.close()
+    return Given(scene.target, f"pid {scene.identity.pid} {did}")
+
+
+def _bitflip_memory(scene: Scene) -> Given:
+    did = _orders(scene).give(scene.identity, "flip", draw=scene.planned.draw)
+    if not did:
+        raise ImpossibleError(f"{scene.target} has no trained parameter that could be found")
+    return Given(scene.target, f"pid {scene.identity.pid}: {did}")
+
+
+def _orders(scene: Scene) -> Orders:
+    assert scene.tools.orders is not None, "a plan with such a fault has them"
+    return scene.tools.orders
+
+
+# ---- the line, and the library
+
+
+def _partition(scene: Scene) -> Given:
+    line = scene.tools.line
+    assert line is not None, "a plan with such a fault has one"
+    lost = _until_loss(scene)
+    try:
+        count = line.cut(scene.identity.pid)
+        if not count:
+            raise ImpossibleError(f"no connection of {scene.target} to the scheduler was found")
+        scene.let_go()
+        lost()
+    finally:
+        line.mend()
+    connections = f"{count} connection{'s' if count > 1 else ''}"
+    return Given(
+        scene.target, f"{connections} between pid {scene.identity.pid} and the scheduler cut until it was lost"
+    )
+
+
+def _disk_full(scene: Scene) -> Given:
+    library = scene.tools.preloaded
+    assert library is not None, "else it is impossible"
+    refused, said = library.refused, _said(scene.folder, _NOT_SAVED)
+    library.set(is_full=True)
+    scene.let_go()
+    try:
+        until = time.monotonic() + FULL_S
+        while time.monotonic() < until and _said(scene.folder, _NOT_SAVED) == said:
+            time.sleep(_LOOK_S)
+    finally:
+        library.set()
+    count = library.refused - refused
+    if not count:
+        raise ImpossibleError(f"nobody wrote a checkpoint within {FULL_S:g} s. Fix: save more often")
+    return Given("", f"ENOSPC for {count} writes into {scene.folder.name}/ckpt_of_rank")
+
+
+def _said(folder: Path, text: str) -> int:
+    logs = (folder / "device").glob("worker_*.log")
+    return sum(log.read_text(errors="replace").count(text) for log in logs)
+
+
+def _clock_jump(scene: Scene) -> Given:
+    library = scene.tools.preloaded
+    assert library is not None, "else it is impossible"
+    ahead_s = AHEAD_S if scene.planned.draw < 0.5 else -AHEAD_S
+    library.set(ahead_s=ahead_s)
+    try:
+        read = float(_orders(scene).give(scene.identity, "clock"))
+        seen_s = read - time.time()
+        if abs(seen_s - ahead_s) > 60:
+            raise ImpossibleError(f"{scene.target} reads the true time: the library has no effect there")
+        scene.let_go()
+        time.sleep(JUMP_S)
+    finally:
+        library.set()
+    return Given(
+        "", f"CLOCK_REALTIME {ahead_s:+d} s in every process for {JUMP_S:g} s; {scene.target} read {seen_s:+.0f} s"
+    )
+
+
+# ---- a stored checkpoint
+
+
+def _bitflip(scene: Scene) -> Given:
+    """All is dead before the bit is changed: else somebody might save a newer point, and this one would not be read."""
+    slot, root = scene.slots[scene.target], scene.folder / "ckpt_of_rank"
+    scene.leave()
+    did = _signal(scene, list(scene.running), signal.SIGKILL)
+    for identity in scene.running.values():
+        identity.wait_for_exit(GONE_S)
+    memory = _forget_memory(scene, scene.members, lambda _: False)
+    entries = [one for one in checkpoint.survey(root) if one.slot == slot and one.state is EntryState.WHOLE]
+    if not entries:
+        return Given(SCHEDULER, f"{did}; {memory}; rank {slot} had saved nothing in which a bit could be changed")
+    path = entries[0].path / "data.safetensors"
+    place, bit = flip_bit(path, scene.planned.draw)
+    text = f"bit {bit} of byte {place} of {path.relative_to(scene.folder)} changed; {memory}"
+    return Given(SCHEDULER, f"{did}; {text}", (entries[0].path,))
+
+
+def flip_bit(path: Path, draw: float) -> tuple[int, int]:
+    """Change one bit of the file; which byte and which bit of it."""
+    size, mode = path.stat().st_size, path.stat().st_mode
+    place, bit = int(draw * size), int(draw * 8191) % 8
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.seek(place)
+        (found,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([found ^ 1 << bit]))
+    with contextlib.suppress(OSError):
+        path.chmod(mode & 0o777)
+    return place, bit
+
+
+_GIVERS: dict[Fault, Callable[[Scene], Given]] = {
+    Fault.KILL: _kill,
+    Fault.SEGFAULT: _segfault,
+    Fault.STOP: _stop,
+    Fault.PAUSE: _pause,
+    Fault.SLOW_RANK: _slow_rank,
+    Fault.HELD_GIL: _held_gil,
+    Fault.OOM: _oom,
+    Fault.HOST: _host,
+    Fault.SCHEDULER: _scheduler,
+    Fault.ALL: _all,
+    Fault.EVERYTHING: _everything,
+    Fault.PARTITION: _partition,
+    Fault.DISK_FULL: _disk_full,
+    Fault.CLOCK_JUMP: _clock_jump,
+    Fault.BITFLIP: _bitflip,
+    Fault.BITFLIP_MEMORY: _bitflip_memory,
+}

@@ -1,0 +1,89 @@
+"""Orders to the processes of a drill: to do something to themselves, or to wait at a commit.
+
+What a process then does is in ``inside``. An order to do something is a file and a signal, which is sent only if the
+kernel says that the process handles it: the signal would end any other process. The commit at which all ranks wait is
+a number in memory that they share with the drill.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from samebits.commands.drill import inside
+from samebits.commands.drill.impossible import ImpossibleError
+from samebits.launcher.processes import send_signal
+from samebits.store import durable
+from samebits.store.process_identity import ProcessIdentity
+
+ANSWER_S = 30.0
+_LOOK_S = 0.02
+
+
+class Orders:
+    """To the processes of one job, through a folder that is first on their PYTHONPATH; it is made here."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(mode=0o700)
+        durable.replace_note(folder / "sitecustomize.py", Path(inside.__file__).read_bytes())
+        with os.fdopen(durable.create(folder / inside.HOLD_FILE, is_read_too=True), "r+b") as file:
+            file.write(inside.STEP.pack(0))
+            file.flush()
+            self._hold = mmap.mmap(file.fileno(), inside.STEP.size)
+
+    def hold_at(self, step: int) -> None:
+        """Have every rank wait at its first commit from ``step`` on, and let go those that wait; 0: none waits."""
+        self._hold[:] = inside.STEP.pack(step)
+
+    def held(self, pids: Iterable[int]) -> dict[int, int]:
+        """Return those of these processes that wait, each with the step that it has committed."""
+        found: dict[int, int] = {}
+        for pid in pids:
+            try:
+                asked, step = map(int, (self.folder / f"held-{pid}.txt").read_text().split())
+            except (FileNotFoundError, ValueError):
+                continue
+            if asked == inside.STEP.unpack(self._hold)[0]:
+                found[pid] = step
+        return found
+
+    def give(self, identity: ProcessIdentity, do: str, **more: object) -> str:
+        """Have the process do so, and return what it says it did, which may be before it is done.
+
+        Raises:
+            ImpossibleError: it does not listen, or says nothing.
+        """
+        order = self.folder / f"order-{identity.pid}.json"
+        answer = self.folder / f"did-{identity.pid}.txt"
+        if not _handles(identity.pid, signal.SIGRTMAX):
+            raise ImpossibleError(f"{identity} does not listen to the drill (it was not started with its PYTHONPATH)")
+        answer.unlink(missing_ok=True)
+        durable.replace_note(order, json.dumps({"do": do, **more}).encode())
+        try:
+            deadline = time.monotonic() + ANSWER_S
+            told = send_signal(identity, signal.SIGRTMAX)
+            while told and time.monotonic() < deadline and identity.is_alive():
+                if answer.exists():
+                    return answer.read_text()
+                time.sleep(_LOOK_S)
+        finally:
+            order.unlink(missing_ok=True)
+        if answer.exists():
+            return answer.read_text()
+        raise ImpossibleError(f"{identity} did not take the order within {ANSWER_S:g} s")
+
+
+def _handles(pid: int, number: int) -> bool:
+    """Whether the process has a handler for the signal (proc_pid_status(5), SigCgt)."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
+    return bool(caught >> (number - 1) & 1)

@@ -1,0 +1,79 @@
+"""How one job of a drill went: the faults that it met, those that could not be given, and how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from samebits.commands.drill.plan import Fault
+from samebits.core.events import Event
+
+
+@dataclass(slots=True)
+class Injected:
+    """A fault that was given after a step, and what was done.
+
+    ``recovered_s`` are the seconds until every member trained again; None: they never did.
+    """
+
+    fault: Fault
+    node: str
+    step: int
+    at: float
+    recovered_s: float | None = None
+    did: str = ""
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**{name: getattr(self, name) for name in self.__slots__}, "fault": str(self.fault)}
+
+    def __str__(self) -> str:
+        if self.recovered_s is None:
+            after = "the job did not train again"
+        else:
+            after = (
+                f"all ranks trained again after {self.recovered_s:.1f} s" if self.recovered_s else "training went on"
+            )
+        return f"{self.fault}, after step {self.step}: {self.did}; {after}"
+
+
+@dataclass(frozen=True, slots=True)
+class NotInjected:
+    """A planned fault that was not given, and why."""
+
+    fault: Fault
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.fault}: not given: {self.why}"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a job of the drill went; ``problem`` is empty if it finished.
+
+    ``damaged`` are checkpoints in which the drill has changed a bit; ``said`` what its workers have warned of;
+    ``seen_s`` how long it lasted from its first event to its last, by the drill's own clock (None: there was none).
+    """
+
+    events: list[Event] = field(default_factory=list)
+    injected: list[Injected] = field(default_factory=list)
+    not_injected: list[NotInjected] = field(default_factory=list)
+    damaged: set[Path] = field(default_factory=set)
+    said: list[str] = field(default_factory=list)
+    wall_s: float = 0.0
+    seen_s: float | None = None
+    problem: str = ""
+
+    @property
+    def last_step(self) -> int:
+        """The step at which the job ended; 0 if it committed none."""
+        return max((event.step for event in self.events), default=0)
+
+    def add(self, one: Injected | NotInjected) -> None:
+        """Take in what became of a planned fault."""
+        if isinstance(one, Injected):
+            self.injected.append(one)
+        else:
+            self.not_injected.append(one)

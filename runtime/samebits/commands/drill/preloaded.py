@@ -1,0 +1,98 @@
+"""The library that a drill preloads into its job: built here from ``libc_faults.c``, and told here what is on.
+
+Only building it and its file of switches live here. The one idea: the job's processes share one mapped file, so a
+switch is one store into memory that all of them see at their next call, and nothing of the machine is changed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+from samebits.commands.drill.impossible import ImpossibleError
+from samebits.printable import printable
+from samebits.store import durable
+from samebits.store.command_group import end_group
+
+_SOURCE = Path(__file__).with_name("libc_faults.c")
+_NUMBERS = struct.Struct("=qqq")  # as ``struct control`` begins: seconds ahead, is full, refused
+_BYTES = 4096
+COMPILER_TIMEOUT_S = 60.0
+_MOST_LOG_BYTES = 65536
+_SHOWN_CHARACTERS = 200
+
+NO_COMPILER = "no C compiler (cc) is here to build the preloaded library with"
+
+
+def compiler_here() -> str | None:
+    """The machine's C compiler."""
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+
+class Preloaded:
+    """The library, for one job.
+
+    Args:
+        folder: where it is built.
+        checkpoints: the folder that ``is_full`` is about.
+
+    Raises:
+        ImpossibleError: it cannot be built on this machine.
+    """
+
+    def __init__(self, folder: Path, checkpoints: Path) -> None:
+        compiler = compiler_here()
+        if compiler is None:
+            raise ImpossibleError(NO_COMPILER)
+        library, control = folder / "libc_faults.so", folder / "control"
+        _build([compiler, "-shared", "-fPIC", "-O2", "-o", str(library), str(_SOURCE), "-ldl"], folder / "cc.log")
+        path = os.fsencode(checkpoints.resolve())
+        if len(path) >= _BYTES - _NUMBERS.size:
+            raise ImpossibleError("the checkpoints' path is too long for the preloaded library")
+        with os.fdopen(durable.create(control, is_read_too=True), "r+b") as file:
+            file.write((_NUMBERS.pack(0, 0, 0) + path).ljust(_BYTES, b"\0"))
+            file.flush()
+            self._memory = mmap.mmap(file.fileno(), _BYTES)
+        self.environment = {"LD_PRELOAD": str(library), "SAMEBITS_DRILL_CONTROL": str(control)}
+
+    def set(self, *, ahead_s: int = 0, is_full: bool = False) -> None:
+        """From now on the wall clock is so far ahead, and the folder takes no byte or does again."""
+        self._memory[: 2 * 8] = struct.pack("=qq", ahead_s, is_full)
+
+    @property
+    def refused(self) -> int:
+        """How many calls were refused so far."""
+        return int(_NUMBERS.unpack_from(self._memory)[2])
+
+    def close(self) -> None:
+        """As it was."""
+        self.set()
+        self._memory.close()
+
+
+def _build(words: list[str], log: Path) -> None:
+    """Run the compiler, within bounded time.
+
+    Raises:
+        ImpossibleError: it failed.
+    """
+    with os.fdopen(durable.create(log, is_read_too=True), "r+b") as said:
+        try:
+            process = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=said, stderr=said, start_new_session=True
+            )
+        except OSError as error:
+            raise ImpossibleError(f"{words[0]} cannot be run: {error.strerror}") from None
+        in_time = end_group(process, COMPILER_TIMEOUT_S)
+        status = process.wait()
+        if not in_time:
+            raise ImpossibleError(f"{words[0]} has not built the preloaded library within {COMPILER_TIMEOUT_S:g} s")
+        if status:
+            said.seek(0)
+            lines = said.read(_MOST_LOG_BYTES).decode(errors="replace").strip().splitlines()
+            last = printable(lines[-1], _SHOWN_CHARACTERS) if lines else f"status {status}"
+            raise ImpossibleError(f"{words[0]} cannot build the preloaded library ({last})")

@@ -1,0 +1,363 @@
+"""One job of a drill: started as a user starts it, disturbed, brought back as a user brings it back.
+
+Every rank waits at the commit that was drawn for a fault. Then they are let go up to the next commit, and the fault
+strikes on the way there, as it would without a drill: between two lines of a step. It is over when the job's events say
+that the job trains again. No fault is placed by a clock, so a job of any length and speed meets all of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from samebits.commands.drill.faults import Scene, Tools, give
+from samebits.commands.drill.impossible import ImpossibleError
+from samebits.commands.drill.outcome import Injected, NotInjected, Outcome
+from samebits.commands.drill.plan import Notice, Planned
+from samebits.commands.drill.span import Span
+from samebits.core.events import Event, Kind
+from samebits.errors import JournalDamagedError, StoreError
+from samebits.launcher import job_spec
+from samebits.launcher.job_view import JobView, stored_view
+from samebits.launcher.processes import SCHEDULER, end, name_of, process_names, read_pid_files
+from samebits.service.events import read_events
+from samebits.store import private
+from samebits.store.process_identity import ProcessIdentity
+
+LOOK_S = 0.1
+PATIENCE_S = 240.0  # for a job to train again, or to end, while nothing new happens
+REVIVE_AFTER_S = 3.0  # so long a follower has to bring back by itself what is gone
+GRACE_S = 10.0
+MOST_SAID, MAX_SAID = 20, 600
+_OF_A_LINE = re.compile(r"^\S+ \S+ samebits worker [^:\n]+: ([\w./-]+\.py:\d+: .+)$", re.MULTILINE)
+
+
+class Rehearsal:
+    """One job in a folder of its own.
+
+    Args:
+        folder: where; made here.
+        start: the words of ``samebits run`` that start it, but for its port.
+        environment: of all its processes.
+        size: how many workers and spares there are to be.
+        port: where its scheduler is to be reached.
+        say: takes a sentence for each fault, as soon as it is over.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        start: Sequence[str],
+        environment: Mapping[str, str],
+        size: int,
+        port: int,
+        say: Callable[[str], None],
+    ) -> None:
+        self._folder, self._environment, self._size = folder, dict(environment), size
+        self._say = say
+        self._start, self._port = ["--sched-port", str(port), *start], port
+        self._followers: list[subprocess.Popen[bytes]] = []
+        self._whole_at = 0.0
+        self._answered = 0  # ends of the job after which the drill brings it back
+        self._tools = Tools()
+        self._damaged: set[Path] = set()
+
+    def run(self, plan: Sequence[Planned] = (), steps: Sequence[int] = (), step_s: float = 0.0) -> Outcome:
+        """Start it, give it the faults at these steps, and see it to its end; whatever still runs then is ended.
+
+        Args:
+            step_s: how long a step takes, about.
+        """
+        self._folder.mkdir(mode=0o700, parents=True)
+        outcome, began = Outcome(), time.monotonic()
+        kinds = {planned.fault for planned in plan}
+        self._tools = Tools.made(self._folder, kinds, self._port, self._environment)
+        self._environment.update(self._tools.environment)
+        span = Span(self._folder / "recovery")
+        try:
+            goes_on = True
+            self._hold_at(steps[0] if steps else 0)
+            self._follow(["run", *self._start])
+            for number, (planned, step) in enumerate(zip(plan, steps, strict=True), 1):
+                goes_on = goes_on and self._wait(self._all_wait)
+                one = self._inject(planned, [*steps, 0][number], step_s) if goes_on else self._missed(planned, step)
+                goes_on = goes_on and (isinstance(one, NotInjected) or one.recovered_s is not None)
+                outcome.add(one)
+                self._say(f"fault {number} of {len(plan)}, {one}")
+            self._hold_at(0)
+            self._wait(self._is_over)
+        finally:
+            outcome.wall_s = time.monotonic() - began
+            self._end()
+            self._tools.close()
+            outcome.seen_s = span.close()
+        outcome.events, outcome.damaged = self._events(), self._damaged
+        outcome.said = warnings_in(self._folder / "device")
+        outcome.problem = self._problem(outcome)
+        return outcome
+
+    def _problem(self, outcome: Outcome) -> str:
+        if any(event.kind is Kind.FINISHED for event in outcome.events):
+            return ""
+        ends = [event.text for event in outcome.events if event.kind is Kind.INTERRUPTED]
+        if len(ends) > self._answered:
+            return ends[-1]
+        stuck = [one for one in outcome.injected if one.recovered_s is None]
+        if stuck:
+            return f"it did not train again within {PATIENCE_S:g} s after fault {stuck[-1]}"
+        said = (self._folder / "follower.log").read_text(errors="replace").strip().splitlines()
+        return "it did not finish" + (f": {said[-1][:300]}" if said else "")
+
+    # ---- waiting
+
+    def _events(self) -> list[Event]:
+        try:
+            return read_events(self._folder / "recovery")
+        except StoreError:
+            return []
+
+    def _is_over(self, events: Sequence[Event]) -> bool:
+        """Whether the job is finished, or was ended by something that the drill has not meant to end it."""
+        ends = [event.kind for event in events if event.kind in (Kind.FINISHED, Kind.INTERRUPTED)]
+        return is_over(events) and (ends[-1] is Kind.FINISHED or ends.count(Kind.INTERRUPTED) > self._answered)
+
+    def _wait(self, done: Callable[[list[Event]], bool]) -> bool:
+        """Until ``done(events)``; False where the job is over, or nothing happens any more."""
+        seen, deadline = 0, time.monotonic() + PATIENCE_S
+        while True:
+            events = self._events()
+            if done(events):
+                return True
+            if self._is_over(events):
+                return False
+            if len(events) != seen:
+                seen, deadline = len(events), time.monotonic() + PATIENCE_S
+            if time.monotonic() > deadline or (not events and all(one.poll() is not None for one in self._followers)):
+                return False
+            self._revive()
+            time.sleep(LOOK_S)
+
+    def _hold_at(self, step: int) -> None:
+        """Have the ranks wait from this step on; 0: not at all."""
+        if self._tools.orders is not None:
+            self._tools.orders.hold_at(step)
+
+    def _held_at(self) -> int:
+        """The step at which every member waits; 0 while one of them does not."""
+        running = self._running()
+        pids = {running[name].pid for name in self._slots(running)}
+        orders = self._tools.orders
+        found = {} if orders is None else orders.held(pids)
+        return min(found.values()) if found and len(found) == len(pids) else 0
+
+    def _all_wait(self, events: list[Event]) -> bool:
+        return trains_since(events) is not None and self._held_at() > 0
+
+    def _missed(self, planned: Planned, step: int) -> NotInjected:
+        """Return why no fault could be given at this step."""
+        is_ended = is_over(self._events())
+        when = "before the job ended" if is_ended else f"while nothing happened for {PATIENCE_S:g} s"
+        return NotInjected(planned.fault, f"its ranks did not all commit step {step} {when}")
+
+    # ---- processes
+
+    def _nodes(self) -> list[str]:
+        log_dir = self._folder / "device"
+        kept = job_spec.read(log_dir)
+        return list(job_spec.nodes_of(log_dir, kept.settings())) if kept is not None else []
+
+    def _running(self) -> dict[str, ProcessIdentity]:
+        try:
+            found = read_pid_files(self._folder / "device", process_names(self._nodes()))
+        except (StoreError, OSError):
+            return {}
+        return {name: identity for name, identity in found.items() if identity.is_alive()}
+
+    def _view(self) -> JobView | None:
+        with contextlib.suppress(JournalDamagedError):
+            return stored_view(self._folder / "recovery")
+        return None
+
+    def _slots(self, running: Mapping[str, ProcessIdentity]) -> dict[str, int]:
+        """Of the workers that run, by name."""
+        view = self._view()
+        workers = () if view is None else view.workers
+        found = {name_of(one.node): one.slot for one in workers}
+        return {name: slot for name, slot in found.items() if slot is not None and name in running}
+
+    def _follow(self, words: Sequence[str]) -> None:
+        with os.fdopen(private.open_to_append(self._folder / "follower.log"), "ab") as log:
+            self._followers.append(
+                subprocess.Popen(
+                    [sys.executable, "-P", "-m", "samebits", *words],
+                    cwd=self._folder,
+                    env=dict(self._environment),
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
+
+    def _revive(self) -> None:
+        """Bring back what is gone, where no follower does so by itself."""
+        now, running = time.monotonic(), self._running()
+        if not self._events() or (SCHEDULER in running and len(running) > self._size):
+            self._whole_at = now
+        elif self._whole_at and now - self._whole_at > REVIVE_AFTER_S:
+            self._whole_at = now + REVIVE_AFTER_S
+            self._leave_followers()
+            self._follow(["recover"])
+
+    def _leave_followers(self) -> None:
+        """A follower's end changes nothing for its job."""
+        for one in self._followers:
+            if one.poll() is None:
+                one.kill()
+            one.wait()
+        self._followers.clear()
+
+    def _end(self) -> None:
+        deadline = time.monotonic() + GRACE_S
+        while any(one.poll() is None for one in self._followers) and time.monotonic() < deadline:
+            time.sleep(LOOK_S)
+        self._leave_followers()
+        for identity in self._running().values():
+            end(identity, GRACE_S)
+
+    # ---- faults
+
+    def _scene(self, planned: Planned, next_step: int) -> Scene | None:
+        """Return the job as the fault finds it; None if no rank trains."""
+        running = self._running()
+        slots = self._slots(running)
+        kept = job_spec.read(self._folder / "device")
+        view = self._view()
+        if not slots or kept is None or view is None:
+            return None
+        lease_s = kept.settings().node_timeout_s
+        members = sorted(slots, key=slots.__getitem__)
+        return Scene(
+            self._folder,
+            view.job,
+            lease_s,
+            running,
+            members,
+            slots,
+            planned,
+            self._tools,
+            self._events,
+            self._wait,
+            self._leave_followers,
+            lambda: self._hold_at(0 if planned.fault.needs_steps else next_step),
+        )
+
+    def _inject(self, planned: Planned, next_step: int, step_s: float) -> Injected | NotInjected:
+        """Give the fault to ranks that all wait, and wait until they train again; then they wait at ``next_step``."""
+        try:
+            return self._inject_after(self._held_at(), planned, next_step, step_s)
+        finally:
+            self._hold_at(next_step)
+
+    def _inject_after(self, step: int, planned: Planned, next_step: int, step_s: float) -> Injected | NotInjected:
+        scene, before = self._scene(planned, next_step), self._events()
+        if scene is None or not step:
+            return NotInjected(planned.fault, "a rank was lost just before it was due")
+        self._hold_at(step + 1)  # at the latest it strikes there
+        time.sleep(planned.moment * step_s)
+        at = time.time()
+        try:
+            what = give(scene)
+        except ImpossibleError as error:
+            return NotInjected(planned.fault, str(error))
+        scene.let_go()
+        self._damaged.update(what.damaged)
+        given = Injected(planned.fault, what.node, step, at, did=what.did)
+        is_met = self._wait(lambda events: _is_noticed(planned.fault.notice, before, events))
+        if is_met and planned.fault.notice is Notice.END:
+            is_met = self._bring_back()
+        later = [event for event in self._events() if event.at >= at]
+        if is_met or any(event.kind in (Kind.FINISHED, Kind.TRAINED) for event in later):
+            again = [event.at for event in later if event.kind in (Kind.TRAINING, Kind.TRAINED)]
+            given.recovered_s = round(again[0] - at, 3) if again else 0.0
+        return given
+
+    def _bring_back(self) -> bool:
+        """The job has ended with its cause, as it should; a user calls ``recover``, and so does the drill."""
+        events = self._events()
+        if not is_over(events):
+            return self._wait(lambda found: trains_since(found) is not None)
+        if events[-1].kind is Kind.FINISHED:
+            return False
+        self._end()
+        self._answered = _count(events, Kind.INTERRUPTED)
+        self._follow(["recover"])
+        return self._wait(lambda found: trains_since(found) is not None)
+
+
+def is_over(events: Sequence[Event]) -> bool:
+    """Whether the job is finished, or was ended and not started again."""
+    for event in reversed(events):
+        if event.kind in (Kind.FINISHED, Kind.INTERRUPTED):
+            return True
+        if event.kind is Kind.SCHEDULER:
+            return False
+    return False
+
+
+def trains_since(events: Sequence[Event]) -> float | None:
+    """Since when every member trains; None while they do not."""
+    for event in reversed(events):
+        if event.kind is Kind.TRAINING:
+            return event.at
+        if event.kind is Kind.LOST and not event.more.get("spare"):
+            return None  # its round is about to open
+        if event.kind in (Kind.ROUND, Kind.GENERATION, Kind.SCHEDULER, Kind.TRAINED, Kind.FINISHED, Kind.INTERRUPTED):
+            return None
+    return None
+
+
+def _is_noticed(notice: Notice, before: Sequence[Event], events: Sequence[Event]) -> bool:
+    """Whether the events since ``before`` show that the job has met such a fault, and trains."""
+    grown = {kind for kind in Kind if _count(events, kind) > _count(before, kind)}
+    match notice:
+        case Notice.END:
+            return bool(grown & {Kind.INTERRUPTED, Kind.LOST, Kind.FINISHED})
+        case Notice.LOSS:
+            is_met = bool(grown & {Kind.LOST, Kind.RETURNED})
+        case Notice.TERM:
+            is_met = Kind.SCHEDULER in grown
+        case Notice.NOTHING:
+            is_met = True
+    return is_met and trains_since(events) is not None
+
+
+def _count(events: Sequence[Event], kind: Kind) -> int:
+    return sum(event.kind is kind for event in events)
+
+
+def warnings_in(log_dir: Path) -> list[str]:
+    """What the workers' logs say of a line of the script, each once: the runtime names files as ``train.py:46: …``."""
+    found: dict[str, None] = {}
+    for log in sorted(log_dir.glob("worker_*.log")):
+        for text in _OF_A_LINE.findall(log.read_text(errors="replace")):
+            found.setdefault(text[:MAX_SAID])
+    return list(found)[:MOST_SAID]
+
+
+def free_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without what names another job's place."""
+    names = ("ROLE", "NODE_ID", "RECOVERY_PATH", "LOG_DIR", "CHECKPOINT_PATH", "SCHED_PORT", "SCHED_HOST", "JOB_NAME")
+    drop = {prefix + name for name in names for prefix in ("", "MS_")}
+    return {**{name: text for name, text in environ.items() if name not in drop}, "PYTHONPATH": _python_path(environ)}
+
+
+def _python_path(environ: Mapping[str, str]) -> str:
+    here = str(Path(__file__).resolve().parents[3])  # so that the job runs this very package
+    return os.pathsep.join([here, *filter(None, [environ.get("PYTHONPATH", "")])])

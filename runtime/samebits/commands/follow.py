@@ -1,0 +1,25 @@
+"""``samebits follow``: follow the job of this folder to its end, from any terminal."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from samebits.launcher import job_spec
+from samebits.launcher.follower import Follower, naming_what_runs_on
+from samebits.launcher.interrupts import Signals
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="samebits follow",
+        description="Follow the job that was started in this folder to its end: exits with 0 only when it finished. "
+        "Ctrl-C ends the whole job, on a terminal after a question; kill -9 of this command does not.",
+    )
+    parser.add_argument("--json", action="store_true", help="a JSON object a line instead of text")
+    options = parser.parse_args(arguments)
+    settings = job_spec.settings_here()
+    job_spec.require_job(settings)
+    with Signals() as signals, naming_what_runs_on(settings):
+        return Follower(settings, signals, as_json=options.json).run().verdict.exit_code

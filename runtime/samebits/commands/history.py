@@ -1,0 +1,60 @@
+"""``samebits history``: print a job's events and what they add up to."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from samebits import strict_json
+from samebits.account.history import EventStream, account, line, required_events, summary
+from samebits.core.events import Kind
+from samebits.launcher import job_spec
+from samebits.option_types import whole
+from samebits.service.events import line_of
+
+_QUIET = {Kind.STEP, Kind.CARRIED}
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="samebits history",
+        allow_abbrev=False,  # --html and --otel in full choose another command before this one parses
+        description="Show what happened to the job of this folder, or whose RECOVERY_PATH the environment names: every "
+        "decision of its scheduler, every recovery and what it cost, and where the time went.",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object: account, recoveries and events")
+    parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="go on with the events that come until the job is finished; with --json one object a line",
+    )
+    parser.add_argument("--html", metavar="FILE", nargs="?", help="write all that is known into one HTML file instead")
+    parser.add_argument("--otel", action="store_true", help="send it as OpenTelemetry spans instead")
+    parser.add_argument("--last", type=whole(), default=200, metavar="N", help="show the last N events (default 200)")
+    options = parser.parse_args(arguments)
+    settings = job_spec.settings_here(only_looks=True)
+    recovery_path, has_steps = settings.recovery_path, not settings.plain
+    if options.follow:
+        return _follow(EventStream(recovery_path), as_json=options.json, has_steps=has_steps)
+    events = required_events(recovery_path)
+    if options.json:
+        print(strict_json.dumps({**account(events), "events": [event.plain() for event in events]}))
+        return 0
+    shown = [event for event in events if event.kind not in _QUIET]
+    if len(shown) > options.last > 0:
+        print(f"({len(shown) - options.last} earlier events; --last shows more)")
+    for event in shown[-options.last :] if options.last > 0 else []:
+        print(line(event, has_steps=has_steps))
+    for text in summary(events, has_steps=has_steps):
+        print(text)
+    return 0
+
+
+def _follow(stream: EventStream, *, as_json: bool, has_steps: bool) -> int:
+    for event in stream.all(follows=True):
+        if as_json:
+            print(line_of(event), flush=True)
+        elif event.kind not in _QUIET:
+            print(line(event, has_steps=has_steps), flush=True)
+    return 0

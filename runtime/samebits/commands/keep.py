@@ -1,0 +1,224 @@
+"""``keep``: runs one process of a job as what its container is for, and starts it again as long as that can help.
+
+Starting, waiting, and saying what is done live here; at which level is tried next is ``core.escalation``'s. The one
+idea: the exit status of this command is a word to the engine: one that starting again helps means this container, 92
+the whole job, any other one nothing at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from samebits import config
+from samebits.config import Role, Settings
+from samebits.core.escalation import Escalation, Level, Step, Tried, levels_of
+from samebits.errors import LevelsSpentError, SameBitsError, StoreError, UsageError
+from samebits.exit_codes import codes_to_give_up_at
+from samebits.launcher.interrupts import Signals
+from samebits.store import durable, private, probe_note
+
+_FINAL = frozenset((0, *codes_to_give_up_at()))
+_LOOK_S = 1.0  # PROBE_FILE is written every second
+_MAX_BYTES = 64
+_UNKNOWN_COMMAND = 127  # as a shell says it
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand; the process's last exit status, or 92 where the whole job has to start again."""
+    parser = argparse.ArgumentParser(
+        prog="samebits keep",
+        usage="%(prog)s [--stay] command ...",
+        description="For containers: run a process of a job, hand SIGTERM and SIGINT on to it, and start it again as "
+        "long as its exit status says that this can help (samebits explain exit-codes), as RECOVER_STRATEGY and "
+        "RECOVER_ATTEMPTS say. What is tried is said here, and kept in the job's history.",
+    )
+    parser.add_argument(
+        "--stay",
+        action="store_true",
+        help="do not end where starting again cannot help, but say so and wait to be ended: for an engine that would "
+        "start the container again whatever its status is",
+    )
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    options = parser.parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise UsageError("keep: which command? Fix: samebits keep python3 train.py")
+    with Signals((signal.SIGCHLD,)) as signals:
+        try:
+            keeper = Keeper(command, signals)
+            status = keeper.run()
+        except SameBitsError as error:
+            if not options.stay:
+                raise
+            _say(str(error))
+            return _stay(error.exit_code, signals)
+        return _stay(status, signals) if options.stay and status in _FINAL and not keeper.asked else status
+
+
+def _stay(status: int, signals: Signals) -> int:
+    """Return when this process is asked to end."""
+    _say(f"ended with status {status}; it is not started again. Fix: read the log above, then docs/exit-codes.md")
+    while all(name == signal.SIGCHLD.name for name in signals.take()):
+        select.select([signals.fileno()], [], [])
+    return 0
+
+
+class Keeper:
+    """One process after the other, for one place in the job.
+
+    Args:
+        command: of each; the first word is looked for in PATH.
+        signals: SIGTERM and SIGINT, which are handed on, and SIGCHLD.
+
+    Raises:
+        SettingsError: a variable is wrong.
+    """
+
+    def __init__(self, command: Sequence[str], signals: Signals) -> None:
+        self._command = list(command)
+        self._signals = signals
+        self._settings = config.read(role_required=False)[0]
+        self._escalation = _escalation(self._settings)
+        self._child = 0
+        self.asked = False
+
+    def run(self) -> int:
+        """Until starting again here cannot help, or is not for this process to do; with which status it is to end.
+
+        Raises:
+            UsageError: there is no such program. One that did run once is waited for as one that died.
+        """
+        said = ""
+        while True:
+            status, held_s = self._once(said)
+            if self.asked or status in _FINAL:
+                return status
+            step = self._escalation.died(held_s)
+            _remember(self._settings, self._escalation.tried)
+            said = f"{self._who()}: {step.said}: {_what_follows(step)} after {_spoken(status)}"
+            _say(said)
+            if step.level is not Level.PROCESS:
+                self._tell(said)
+                return status if step.level is Level.POD else LevelsSpentError.exit_code
+            if self._wait(step.wait_s):
+                return status
+
+    def _once(self, said: str) -> tuple[int, float]:
+        """One process from its start to its end: its status as a shell has it, and how long it has held its seat."""
+        try:
+            self._child = os.posix_spawnp(self._command[0], self._command, config.whole_environment())
+        except OSError as error:
+            if isinstance(error, FileNotFoundError | PermissionError | NotADirectoryError) and not said:
+                raise UsageError(
+                    f"keep: {self._command[0]!r} cannot be started: {error.strerror}. Fix: name a program of PATH, or "
+                    "one by its path that may be executed; a script comes after its interpreter, as in "
+                    "`samebits keep python3 train.py`"
+                ) from None
+            _say(f"{self._command[0]}: {error.strerror}")
+            return _UNKNOWN_COMMAND, 0.0
+        if said:
+            self._tell(said)
+        pid, started_at, held_since = self._child, time.monotonic(), None
+        path = self._settings.probe_file
+        while (status := self._reaped(pid)) is None:
+            self._wait(None if path is None or held_since is not None else _LOOK_S)
+            if held_since is None and path is not None and _holds_its_seat(path, pid):
+                held_since = time.monotonic()
+        self._child = 0
+        if path is None:
+            held_since = started_at
+        return status, 0.0 if held_since is None else time.monotonic() - held_since
+
+    def _wait(self, timeout_s: float | None) -> bool:
+        """Until a signal comes, at most so long; whether this process is asked to end, which the child then is, too."""
+        select.select([self._signals.fileno()], [], [], timeout_s)
+        for name in self._signals.take():
+            if name != signal.SIGCHLD.name:
+                self.asked = True
+                if self._child:
+                    os.kill(self._child, signal.SIGTERM)
+        return self.asked
+
+    def _reaped(self, pid: int) -> int | None:
+        """The child's status once it has ended; orphans of it, which the first process of a container is given, too."""
+        while True:
+            try:
+                found, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return None
+            if not found:
+                return None
+            if found == pid:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else 128 - code
+
+    def _who(self) -> str:
+        settings = self._settings
+        return "scheduler" if settings.role is Role.SCHEDULER else f"worker {settings.node_id or '–'}"
+
+    def _tell(self, said: str) -> None:
+        """Have it kept in the job's history, where a scheduler answers: that of a job whose scheduler died does not."""
+        if self._settings.role is Role.SCHEDULER:
+            return
+        from samebits.launcher.scheduler_link import (
+            decide_once,
+        )  # ZeroMQ: 15 MiB that a process which only waits can do without
+
+        try:
+            decide_once(self._settings, said)
+        except SameBitsError as error:
+            _say(f"not kept in the history: {error}")
+
+
+def _escalation(settings: Settings) -> Escalation:
+    words = settings.recover_strategy.split(",") if settings.recover_strategy else ()
+    levels = levels_of(words, process=settings.process_recover, pod=settings.pod_rescheduling)
+    data = None if settings.probe_file is None else private.read(_notes(settings.probe_file), _MAX_BYTES)
+    tried = Tried.read(data.decode("ascii", "replace")) if data else None
+    return Escalation(levels, settings.recover_attempts, tried)
+
+
+def _remember(settings: Settings, tried: Tried | None) -> None:
+    """For the next container of this pod."""
+    if settings.probe_file is not None:
+        durable.replace_note(_notes(settings.probe_file), str(tried or "").encode())
+
+
+def _notes(probe_file: Path) -> Path:
+    return probe_file.with_name(f"{probe_file.name}.tried")
+
+
+def _holds_its_seat(path: Path, pid: int) -> bool:
+    try:
+        note = probe_note.read(path)
+    except StoreError:
+        return False
+    return note is not None and note.identity.pid == pid and note.state is probe_note.State.READY
+
+
+def _what_follows(step: Step) -> str:
+    match step.level:
+        case Level.PROCESS:
+            return "started again in its place"
+        case Level.POD:
+            return "its container has to start again"
+        case Level.JOB:
+            return f"the whole job has to start again (status {LevelsSpentError.exit_code})"
+    return f"given up (status {LevelsSpentError.exit_code})"
+
+
+def _spoken(status: int) -> str:
+    if status > 128 and status - 128 in {one.value for one in signal.Signals}:
+        return signal.Signals(status - 128).name
+    return f"status {status}"
+
+
+def _say(text: str) -> None:
+    print(f"samebits keep: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,90 @@
+"""The lines of a job's logs, as they come: for ``samebits logs``, and for whoever follows a job with ``--tee``.
+
+Reading from where the last reading ended lives here, and the subcommand; never what a line means. The one idea: a line
+is given out once it is whole, under the name of the process that wrote it, and what is read at once is bounded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from samebits.core.lines import root_of
+from samebits.errors import UsageError
+from samebits.launcher import job_spec
+from samebits.launcher.logs import READ_BYTES, LogLines, size_of
+from samebits.launcher.processes import SCHEDULER, name_of, node_of, process_names, replaced_names
+from samebits.option_types import whole
+from samebits.store import durable
+
+LOOK_S = 0.2
+LAST_LINES = 20
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run ``logs``."""
+    parser = argparse.ArgumentParser(
+        prog="samebits logs",
+        description="Show the end of the logs of the job in this folder: all of them, or of one worker.",
+    )
+    parser.add_argument("worker", nargs="?", metavar="RANK", help="a worker's NODE_ID, or `scheduler`")
+    parser.add_argument("-f", "--follow", action="store_true", help="stay and show what is written")
+    parser.add_argument("-n", "--lines", type=whole(), default=LAST_LINES, help=f"lines of each (default {LAST_LINES})")
+    options = parser.parse_args(arguments)
+    settings = job_spec.settings_here(only_looks=True)
+    nodes = job_spec.nodes_of(settings.log_dir, settings)
+    if not options.follow and not any((settings.log_dir / f"{name}.log").exists() for name in process_names(nodes)):
+        raise UsageError(f"LOG_DIR={settings.log_dir} holds no log. Fix: change to the folder the job was started in")
+    names = _names(settings.log_dir, nodes, options.worker)
+    width = max(map(len, names)) if len(names) > 1 else 0
+    news = LogLines(settings.log_dir, names)
+    for name in names:
+        for line in _last_lines(settings.log_dir / f"{name}.log", options.lines):
+            print(_prefixed(name, line, width))
+    while options.follow:
+        for name, line in news.take():
+            print(_prefixed(name, line, width))
+        sys.stdout.flush()
+        time.sleep(LOOK_S)
+    return 0
+
+
+def _names(log_dir: Path, nodes: Sequence[str], asked: str | None) -> list[str]:
+    """Whose logs are shown: of a worker also of those before it in its place; of one that said nothing, the one before.
+
+    Raises:
+        UsageError: there is no such worker.
+    """
+    names, replaced = process_names(nodes), replaced_names(log_dir, nodes)
+    if asked == SCHEDULER:
+        return [SCHEDULER]
+    if asked is None:
+        silent = {root_of(node) for node in nodes if not size_of(log_dir / f"{name_of(node)}.log")}
+        for name in replaced:
+            root = root_of(node_of(name) or "")
+            if root in silent and size_of(log_dir / f"{name}.log"):
+                silent.discard(root)
+                names.append(name)
+        return names
+    node = node_of(asked) or asked
+    found = [name for name in [*reversed(replaced), *names] if node in (node_of(name), root_of(node_of(name) or ""))]
+    if not found:
+        known = ", ".join(dict.fromkeys(map(root_of, nodes)))
+        raise UsageError(f"there is no log of worker {node!r} here: expected {SCHEDULER}, or one of {known}")
+    return found
+
+
+def _prefixed(name: str, line: str, width: int) -> str:
+    return f"[{name}]{'':<{width - len(name)}} {line}" if width else line
+
+
+def _last_lines(log: Path, count: int) -> list[str]:
+    with contextlib.suppress(FileNotFoundError), os.fdopen(durable.open_regular(log), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - READ_BYTES))
+        return [line.decode(errors="replace") for line in file.read().splitlines()[-count:]] if count else []
+    return []

@@ -1,0 +1,76 @@
+"""``ps``: the processes of the job on this machine: node, slot, role, pid, and whether each runs.
+
+Only the table lives here. The one idea: what counts is this user's own pid files; a slot is what the scheduler says of
+exactly that process, or nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from samebits.errors import StoreError, UsageError
+from samebits.launcher import job_spec
+from samebits.launcher.job_view import JobView, names_spare, stored_view
+from samebits.launcher.processes import SCHEDULER, is_stopped, node_of, process_names, read_pid_files
+from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once
+from samebits.store.process_identity import ProcessIdentity
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="samebits ps",
+        description="List the processes of the job that was started in this folder, on this machine.",
+    )
+    parser.add_argument("--json", action="store_true", help="a list of JSON objects instead of a table")
+    options = parser.parse_args(arguments)
+    settings = job_spec.settings_here()
+    names = process_names(job_spec.nodes_of(settings.log_dir, settings))
+    content = ask_once(settings, ANSWER_TIMEOUT_S)
+    try:
+        view = JobView.of(content) if content is not None else stored_view(settings.recovery_path)
+    except StoreError:
+        view = None
+    rows = rows_of(read_pid_files(settings.log_dir, names), view, settings.max_worker_num)
+    if options.json:
+        print(json.dumps(rows))
+        return 0
+    if not rows and view is None:
+        raise UsageError(
+            f"no job was started here: LOG_DIR={settings.log_dir} names no process, and nobody answers. Fix: "
+            "change to the folder the job was started in"
+        )
+    table: list[tuple[str, ...]] = [("node", "slot", "role", "pid", "state")]
+    table += [tuple("–" if row[key] is None else str(row[key]) for key in table[0]) for row in rows]
+    widths = [max(len(row[column]) for row in table) for column in range(len(table[0]))]
+    for row in table:
+        print("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
+    return 0
+
+
+def rows_of(started: Mapping[str, ProcessIdentity], view: JobView | None, max_world_size: int) -> list[dict[str, Any]]:
+    """A row a process that was started last under its name.
+
+    ``slot`` is None of the scheduler, of a spare, and of a process that the job does not count on.
+    """
+    rows = []
+    for name, identity in started.items():
+        node = node_of(name)
+        known = view.node(node) if view is not None and node is not None else None
+        is_seated = known is not None and known.identity == identity
+        is_spare = names_spare(node, max_world_size) if known is None or view is None else view.is_spare(node)
+        state = "gone" if not identity.is_alive() else "stopped" if is_stopped(identity) else "runs"
+        rows.append(
+            {
+                "node": node,
+                "slot": known.slot if known is not None and is_seated else None,
+                "role": SCHEDULER if node is None else "spare" if is_spare else "worker",
+                "pid": identity.pid,
+                "started_at": identity.started_at,
+                "state": state,
+            }
+        )
+    return rows

@@ -1,0 +1,323 @@
+"""``recover``: finds what is gone of the job that was started in this folder, starts it, and follows the job.
+
+Asking the scheduler, reading journal and pid files, and ending what is in the way live here; what follows from it is
+``recovering``'s. The one idea: everything a process of the job is started with comes from the kept start, nothing from
+today's environment, but for a secret that was given by value: that is kept nowhere. A start that fails takes nothing
+down that lives.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from samebits import config
+from samebits.config import Settings
+from samebits.errors import ForeignFolderError, ListenError, StoreError, UsageError
+from samebits.hosts.discovery import discovery_for
+from samebits.launcher import job_spec, recovering
+from samebits.launcher.follower import Follower, naming_what_runs_on
+from samebits.launcher.following import Result
+from samebits.launcher.interrupts import Signals
+from samebits.launcher.job_spec import JobSpec, change, program_of, version_of
+from samebits.launcher.job_view import JobView, stored_view
+from samebits.launcher.logs import LogEnds
+from samebits.launcher.processes import SCHEDULER, end, is_stopped, process_names, read_pid_files, runs_in, spoken
+from samebits.launcher.progress import keep_going_without_output
+from samebits.launcher.recovering import Recovery, Remains, plan_recovery
+from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once, is_listening
+from samebits.launcher.spawning import (
+    Listener,
+    Program,
+    StartLock,
+    hear_signals,
+    launch,
+    listen_for,
+    names_port,
+    reserved,
+)
+from samebits.launcher.supervising import can_replace, start_in_place, supervisor_for
+from samebits.net.descriptors import require_descriptors
+from samebits.spelling import spelled
+from samebits.store.lock import read_holder
+from samebits.store.owner import read_owner
+from samebits.store.process_identity import ProcessIdentity, host_id
+
+TERM_GRACE_S = 5.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="samebits recover",
+        description="Bring back whatever is dead of the job that was started in this folder, and only that; then "
+        "follow it to its end. scripts/recover.sh calls it.",
+    )
+    parser.add_argument("--moved", action="store_true", help="this folder was moved: go on with its job here")
+    parser.add_argument(
+        "--from-checkpoints",
+        action="store_true",
+        help="the journal is lost, and every process with it: begin a new one, from the newest point that all ranks "
+        "hold on disk",
+    )
+    options = parser.parse_args(arguments)
+    hear_signals()
+    keep_going_without_output()
+    log_dir, kept = _moved_in() if options.moved else job_spec.read_here()
+    if options.from_checkpoints:
+        _begin_journal(log_dir, kept)
+    return go_on(log_dir, kept)
+
+
+def go_on(log_dir: Path, kept: JobSpec) -> int:
+    """Bring back what is gone and follow, again where the scheduler gave up too early; returns the exit status."""
+    while True:
+        result = _bring_back(log_dir, job_spec.read(log_dir) or kept)
+        if result is None or not result.call_again:
+            return 0 if result is None else result.verdict.exit_code
+        print("samebits: the scheduler gave the job up while its workers were starting: once more", flush=True)
+
+
+def _moved_in() -> tuple[Path, JobSpec]:
+    """The job of a folder that was moved, from now on at home in the current one.
+
+    Raises:
+        UsageError: it lies where it was started as well, or its processes run in another folder.
+    """
+    log_dir, kept, is_home = job_spec.find_here()
+    if is_home:
+        return log_dir, kept
+    job_spec.require_moved(kept)
+    moved = replace(kept.moved_to(Path.cwd()), interpreter=sys.executable)
+    if moved.settings().log_dir.resolve() != log_dir.resolve():
+        raise UsageError(
+            f"{log_dir} is not the log folder of a job in {Path.cwd()}. Fix: change to the folder that was moved, then "
+            f"{spelled('recover', '--moved')}"
+        )
+    with StartLock(log_dir):
+        names = process_names(job_spec.nodes_of(log_dir, moved.settings()))
+        for name, identity in read_pid_files(log_dir, names).items():
+            if identity.is_alive() and not runs_in(identity, Path.cwd(), log_dir / f"{name}.log"):
+                raise UsageError(
+                    f"{spoken(name)} ({identity}) of the job that was copied to {Path.cwd()} runs elsewhere, and one "
+                    f"job cannot go on in two folders. Fix: `{moved.command(fresh=True)}` starts anew here"
+                )
+        job_spec.keep(log_dir, moved)
+    _say(f"the job that was started in {kept.folder} goes on in {moved.folder}")
+    return log_dir, moved
+
+
+def _bring_back(log_dir: Path, kept: JobSpec) -> Result | None:
+    """Start what is gone and follow; None where the job is over."""
+    present = config.whole_environment()
+    secrets = job_spec.secrets_for(kept, present)
+    settings = kept.settings(secrets)
+    require_descriptors(settings.max_worker_num + settings.spare_num)
+    with StartLock(log_dir) as lock:
+        if is_listening(settings):
+            job_spec.require_secrets(kept, secrets)
+        remains = look(settings)
+        _require_own_journal(kept, settings, remains)
+        if _journal_is_lost(remains):
+            _refuse_without_journal(settings, kept)
+        supervisor = supervisor_for(settings)
+        job = remains.view.job if remains.view is not None else ""
+        replaces = supervisor is not None and can_replace(settings, job)
+        recovery = plan_recovery(replace(remains, cool_down_s=0.0) if replaces else remains)
+        if recovery.start:
+            job_spec.require_secrets(kept, secrets)
+        for line in (*recovery.lines, _script_change(kept, remains, recovery)):
+            if line:
+                _say(line)
+        if recovery.over:
+            return None
+        listener = Listener()
+        if SCHEDULER in recovery.start:
+            listener = _listener(kept, settings, remains)
+            if listener.chosen_port is not None:
+                kept, settings = _with_port(log_dir, kept, settings, listener.chosen_port)
+        logs = LogEnds(settings.log_dir)
+        logs.begin_all()
+        with Signals() as signals, naming_what_runs_on(settings):
+            program = program_of(kept, present, secrets)
+            program = replace(program, listening=listener.descriptors, job=kept.job or job)
+            in_place = partial(start_in_place, kept=kept, settings=settings, job=job, program=program)
+            start_again(settings.log_dir, recovery, program, in_place if replaces else None)
+            listener.close()
+            lock.release()
+            driver = discovery_for(settings, supervisor)
+            return Follower(settings, signals, restarts=True, logs=logs, supervisor=supervisor, driver=driver).run()
+
+
+def _with_port(log_dir: Path, kept: JobSpec, settings: Settings, port: int) -> tuple[JobSpec, Settings]:
+    """Keep the port that was chosen in place of the default one."""
+    _say(f"SCHED_PORT={settings.sched_port}, the default, is taken: this job's scheduler has port {port}")
+    kept = replace(kept, environment={**kept.environment, "SCHED_PORT": str(port)})
+    job_spec.keep(log_dir, kept)
+    return kept, replace(settings, sched_port=port)
+
+
+def _listener(kept: JobSpec, settings: Settings, remains: Remains) -> Listener:
+    """Listen for the scheduler, on any free port if no process knows the job's and another one has it.
+
+    Raises:
+        ListenError: the port is another process's, and nothing of the job is left that could be followed.
+    """
+    runs = any(remains.is_alive(identity) for identity in remains.started.values())
+    has_other_hosts = bool(kept.hosts) or len(remains.nodes) < settings.worker_num
+    may_choose = not (runs or has_other_hosts or names_port(kept.environment))
+    try:
+        return listen_for(settings, may_choose=may_choose)
+    except ListenError:
+        if not runs:
+            raise
+        return Listener()  # the scheduler says so itself, and its workers are followed meanwhile
+
+
+def _require_own_journal(kept: JobSpec, settings: Settings, remains: Remains) -> None:
+    """Raise if what is to be recovered is another job: two launchers may have been given one RECOVERY_PATH.
+
+    Raises:
+        ForeignFolderError: both jobs are named.
+    """
+    view = remains.view
+    if view is not None and kept.job and view.job != kept.job:
+        raise ForeignFolderError(
+            f"RECOVERY_PATH={settings.recovery_path} holds {view}, and this folder's job is {kept.job} "
+            f"({kept.script}), which has no journal there. Fix: give each job a RECOVERY_PATH of its own, then "
+            f"`{kept.command()}`"
+        )
+
+
+def _journal_is_lost(remains: Remains) -> bool:
+    """Whether there is neither a journal nor anybody here who could tell a new scheduler what was in it."""
+    runs = any(remains.is_alive(identity) for identity in remains.started.values())
+    is_here = remains.recovery and remains.has_scheduler
+    return is_here and remains.view is None and not (runs or remains.scheduler_holds)
+
+
+def _refuse_without_journal(settings: Settings, kept: JobSpec) -> None:
+    """Refuse to begin another job in the folders of this one, before anything is written.
+
+    Raises:
+        StoreError: something of the job is left; else it has hardly begun, and begins anew.
+    """
+    candidate = recovering.newest_candidate(settings)
+    if candidate is None and read_owner(settings.log_dir) is None:
+        return
+    gone = f"RECOVERY_PATH={settings.recovery_path} holds no journal, and no process of the job is left"
+    fresh = f"`{kept.command(fresh=True)}` starts anew"
+    if candidate is None:
+        raise StoreError(f"{gone}; no point on disk is held by all ranks. Fix: bring that folder back, or {fresh}")
+    raise StoreError(
+        f"{gone}. The newest point that all {candidate.world_size} ranks hold on disk is step {candidate.point.step}, "
+        f"of job {candidate.job}. Fix: bring that folder back, or "
+        f"`{spelled('recover', '--from-checkpoints')}` goes on from there with a new journal; {fresh}"
+    )
+
+
+def _begin_journal(log_dir: Path, kept: JobSpec) -> None:
+    """A new journal for a job that has lost its own.
+
+    Raises:
+        UsageError: there is a journal, or somebody lives who knows what was in it.
+        StoreError: no point can be gone on from.
+    """
+    settings = kept.settings(job_spec.secrets_for(kept, config.whole_environment()))
+    with StartLock(log_dir):
+        if not _journal_is_lost(look(settings)):
+            raise UsageError(
+                f"RECOVERY_PATH={settings.recovery_path} holds a journal, or processes of the job live that know what "
+                f"was in it. Fix: `{spelled('recover')}`, without --from-checkpoints"
+            )
+        candidate = recovering.verified_candidate(settings, _say)
+        if candidate is None:
+            raise StoreError(
+                f"CHECKPOINT_PATH={settings.checkpoint_path}: no whole point is held by all ranks. Fix: "
+                f"`{kept.command(fresh=True)}` starts anew"
+            )
+        recovering.begin_journal(settings, candidate)
+        job_spec.keep(log_dir, replace(kept, job=candidate.job))
+    _say(
+        f"a new journal in {settings.recovery_path}: job {candidate.job} goes on from step {candidate.point.step}, "
+        f"which all {candidate.world_size} ranks hold, every byte compared"
+    )
+
+
+def _script_change(kept: JobSpec, remains: Remains, recovery: Recovery) -> str:
+    """What is to be said of the script, where workers are started that it is read by."""
+    if not any(name != SCHEDULER for name in recovery.start):
+        return ""
+    others = (name for name in remains.started if name != SCHEDULER and name not in recovery.start)
+    now = version_of(kept.folder / kept.script)
+    others_run = any(remains.is_alive(remains.started[name]) for name in others)
+    return change(kept.script, kept.script_version, now, others_run=others_run)
+
+
+def start_again(
+    log_dir: Path, recovery: Recovery, program: Program, in_place: Callable[[Sequence[str]], object] | None = None
+) -> None:
+    """Start what is gone, and end before what is in its way.
+
+    ``in_place`` starts other nodes in place of these, which then wait for no cool-down.
+
+    Raises:
+        StoreError: there is no room for a pid file, say; whatever runs of the job still runs.
+    """
+    with reserved(log_dir, () if in_place is not None else recovery.start) as berths:
+        for lost in recovery.end:
+            _say(f"ending {spoken(lost.name)} ({lost.identity}), which {lost.why}")
+            end(lost.identity, TERM_GRACE_S)
+        launch(berths, program, [])
+    if in_place is not None and recovery.start:
+        in_place(recovery.start)
+
+
+def look(settings: Settings) -> Remains:
+    """What is left of the job on this machine."""
+    nodes = job_spec.nodes_of(settings.log_dir, settings)
+    kept = job_spec.read(settings.log_dir)
+    started = read_pid_files(settings.log_dir, process_names(nodes))
+    stored = stored_view(settings.recovery_path) if settings.enable_recovery else None
+    answer = ask_once(settings, ANSWER_TIMEOUT_S)
+    told = JobView.of(answer) if answer is not None else None
+    if told is not None and stored is not None and told.job != stored.job:
+        where = told.address or f"SCHED_PORT={settings.sched_port}"
+        _say(f"on {where} the scheduler of {told} answers: that is not {stored}")
+        told = None
+    if told is not None and stored is not None and told.term < stored.term:
+        _say(f"the scheduler that answers is of term {told.term}, and term {stored.term} has begun: it was replaced")
+        told = None
+    scheduler = started.get(SCHEDULER)
+    if told is None and scheduler is not None and is_stopped(scheduler):
+        _say(f"the scheduler ({scheduler}) was stopped and hears nobody: let it go on with kill -CONT {scheduler.pid}")
+    holder = read_holder(settings.recovery_path)
+    return Remains(
+        nodes=nodes,
+        recovery=settings.enable_recovery,
+        cool_down_s=settings.register_cooldown_s,
+        started=started,
+        view=told or stored,
+        scheduler_serves=told is not None,
+        scheduler_holds=holder is not None
+        and holder.role.startswith(SCHEDULER)
+        and holder.is_on_this_host()
+        and holder.identity.is_alive(),
+        is_alive=ProcessIdentity.is_alive,
+        host=host_id(),
+        has_scheduler=kept is None or kept.has_scheduler,
+        again=spelled("run") if kept is None else _with_recovery(kept).command(),
+    )
+
+
+def _with_recovery(kept: JobSpec) -> JobSpec:
+    words = tuple(word for word in kept.words if not word.removeprefix(config.PREFIX).startswith("ENABLE_RECOVERY="))
+    return replace(kept, words=words)
+
+
+def _say(text: str) -> None:
+    print(f"samebits: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,151 @@
+"""``run --check``: find out whether a script would recover exactly, without training it and without killing a process.
+
+The script runs as a job of its own in folders of its own. Its workers take some steps twice and write what came out
+(``training.run.retaken_steps``); this command starts that job, ends it once nothing is left to compare, and reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from samebits import config
+from samebits.commands.drill.command import free_port
+from samebits.commands.drill.rehearsal import free_environment
+from samebits.commands.run.options import Request
+from samebits.commands.run.prepare import say
+from samebits.core.events import Kind
+from samebits.errors import HiddenStateError, StoreError
+from samebits.launcher.interrupts import Signals
+from samebits.service.events import read_events
+from samebits.store import durable
+from samebits.store.parent_death import die_with
+from samebits.store.retaken_report import RetakenReport, read_report
+
+_LOOK_S = 0.2
+_GRACE_S = 30.0
+_LINES = 12
+_INTERRUPTED = 130
+_SETTINGS = {
+    "ENABLE_RECOVERY": "1",
+    "HIDDEN_STATE": "check",
+    "DIE_WITH_ME": "1",
+    "MAX_RESTARTS": "0",
+    "SPARE_NUM": "0",
+    "AUDIT": "0",
+    "CONSISTENCY_EVERY": "0",
+    "DASHBOARD_PORT": "",
+    "CLUSTER_SECRET": "",
+}
+"""Of a check's job: nothing but the repeated steps is compared, and no worker is started again."""
+
+
+def main(words: Sequence[str], request: Request) -> int:
+    """Check the script that these words name.
+
+    Returns:
+        0 if every step that was taken twice came out equal; the job's own exit code if it ended before that.
+
+    Raises:
+        HiddenStateError: a step came out different, a value changed outside the state, or nothing could be compared.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="samebits-check-"))
+    say(
+        f"checking {request.script} in a job of its own, in {folder}: what it prints, writes elsewhere or sends to a "
+        "tracker happens as in any job"
+    )
+    code = 1
+    try:
+        code = _check(words, request, folder)
+    finally:
+        if code in (0, _INTERRUPTED):
+            shutil.rmtree(folder, ignore_errors=True)
+        else:
+            say(f"the check's logs are in {folder / 'device'}")
+    return code
+
+
+def _check(words: Sequence[str], request: Request, folder: Path) -> int:
+    log_dir, output = folder / "device", folder / "follower.log"
+    with Signals() as signals, os.fdopen(durable.create(output), "wb") as log:
+        job = subprocess.Popen(
+            [sys.executable, "-P", "-m", "samebits", "run", *words_of_job(words, request)],
+            env=_environment(config.whole_environment(), folder),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=functools.partial(die_with, os.getpid()),
+            start_new_session=True,  # Ctrl-C reaches this command alone, which then ends the job
+        )
+        try:
+            while not (signals.caught or read_report(log_dir).is_over):
+                try:
+                    job.wait(_LOOK_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    continue
+        finally:
+            code = _end(job)
+    report = read_report(log_dir)
+    if report.failure:
+        raise HiddenStateError(report.failure)
+    if report.named:
+        raise HiddenStateError(f"{_counted(report)}; what was found may act in later steps: {report.named}")
+    if signals.caught:
+        say(f"interrupted: {_counted(report)} until then")
+        return _INTERRUPTED
+    if not report.is_over and code != 0:
+        say(f"the check's job ended before it was over: {_cause(folder, output)}")
+        return code
+    if not report.equal:
+        why = "; ".join(report.skipped) or "the script ended before its fifth commit"
+        fix = "`samebits drill` kills such a job and compares the bits" if report.skipped else "let it train longer"
+        raise HiddenStateError(f"no step could be taken twice, so nothing is known: {why}. Fix: {fix}")
+    for skipped in report.skipped:
+        say(f"not compared: {skipped}")
+    print(f"check passed: {_counted(report)}, and no value outside the state was seen to change", flush=True)
+    return 0
+
+
+def _cause(folder: Path, output: Path) -> str:
+    """Why the check's job ended: its history's last word, or its follower's."""
+    with contextlib.suppress(StoreError):
+        for event in reversed(read_events(folder / "recovery")):
+            if event.kind is Kind.INTERRUPTED:
+                return event.text
+    return "\n".join(output.read_text(errors="replace").splitlines()[-_LINES:])
+
+
+def _counted(report: RetakenReport) -> str:
+    if not report.equal:
+        return "no step was taken twice"
+    return f"{len(report.equal)} steps were taken twice with equal bits ({', '.join(map(str, report.equal))})"
+
+
+def words_of_job(words: Sequence[str], request: Request) -> list[str]:
+    """The words of ``samebits run`` without --check, and with a port that is free."""
+    own = len(words) - len(request.args)
+    return ["--sched-port", str(free_port()), *(one for one in words[:own] if one != "--check"), *words[own:]]
+
+
+def _environment(environ: Mapping[str, str], folder: Path) -> dict[str, str]:
+    folders = {"RECOVERY_PATH": "recovery", "CHECKPOINT_PATH": "ckpt_of_rank", "LOG_DIR": "device"}
+    return free_environment(environ) | _SETTINGS | {name: str(folder / one) for name, one in folders.items()}
+
+
+def _end(job: subprocess.Popen[bytes]) -> int:
+    """End the check's job as a user would, and return its exit code."""
+    if job.poll() is None:
+        job.terminate()
+        try:
+            job.wait(_GRACE_S)
+        except subprocess.TimeoutExpired:
+            job.kill()  # its processes end with it (DIE_WITH_ME)
+    return job.wait()

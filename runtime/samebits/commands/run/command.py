@@ -1,0 +1,176 @@
+"""``run``: starts a job on this machine, or this host's share of one, and follows it to its end.
+
+Only the order of things lives here: what is asked for is ``run_options``', what a start needs is ``prepare``'s,
+starting is ``spawning``'s, the rest is the follower's. The one idea: nothing runs before everything is checked, and
+from the first process on whoever asks to stop is heard, so that nothing that is started can be forgotten.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from samebits import config
+from samebits.commands import recover
+from samebits.commands.run import first_hosts, options, prepare
+from samebits.commands.run.options import Request
+from samebits.commands.run.prepare import Ready
+from samebits.config import Settings
+from samebits.hosts.discovery import discovery_for
+from samebits.launcher import job_spec
+from samebits.launcher.follower import Follower, naming_what_runs_on
+from samebits.launcher.interrupts import Signals
+from samebits.launcher.logs import LogEnds
+from samebits.launcher.page import start_beside
+from samebits.launcher.processes import SCHEDULER, end, name_of, spoken
+from samebits.launcher.progress import keep_going_without_output
+from samebits.launcher.spawning import Program, StartLock, hear_signals, is_here, launch, reserved
+from samebits.launcher.supervising import supervisor_for
+from samebits.scheduler_hosts import names_one, shown
+from samebits.store.process_identity import ProcessIdentity
+
+TERM_GRACE_S = 5.0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand."""
+    request = options.parse(arguments, config.whole_environment())
+    if request.check:
+        from samebits.commands.run import check  # with the drill's parts, which no other start needs
+
+        return check.main(arguments, request)
+    hear_signals()
+    keep_going_without_output()
+    found = first_hosts.running_job(request)
+    if found is not None:
+        prepare.say("the job runs already: this command follows it, and drives its hosts once nobody else does")
+        return recover.go_on(*found)
+    request = first_hosts.placed(request)
+    ready = prepare.read_start(request)
+    if request.dry_run:
+        return _show(ready, request)
+    settings = ready.settings
+    with StartLock(settings.log_dir) as lock:
+        prepare.prepare(ready, fresh=request.fresh)
+        logs = LogEnds(settings.log_dir)
+        logs.begin_all()
+        with Signals(request.signals) as signals:
+            _start(ready)
+            with naming_what_runs_on(settings):
+                lock.release()
+                for said in (ready.said, start_beside(settings, ready.start.folder)):
+                    if said:
+                        prepare.say(said)
+                if not request.as_json:
+                    print(
+                        f"samebits: {_counted(ready)} of '{ready.start.script}' started; their logs are in "
+                        f"{settings.log_dir}",
+                        flush=True,
+                    )
+                if request.detach and not signals.caught:
+                    return 0
+                supervisor = supervisor_for(settings)
+                follower = Follower(
+                    settings,
+                    signals,
+                    logs=logs,
+                    supervisor=supervisor,
+                    driver=discovery_for(settings, supervisor),
+                    tee=_shown(ready, request),
+                    as_json=request.as_json,
+                )
+                result = follower.run()
+    return recover.go_on(settings.log_dir, ready.start) if result.call_again else result.verdict.exit_code
+
+
+def _names(ready: Ready) -> list[str]:
+    """What is started here, in this order: the scheduler last."""
+    nodes = ready.start.nodes if ready.start.nodes is not None else job_spec.first_nodes(ready.settings)
+    return [*map(name_of, nodes), *([SCHEDULER] if ready.start.has_scheduler else [])]
+
+
+def _shown(ready: Ready, request: Request) -> list[str]:
+    """Whose log lines are shown, in the order of their local ranks."""
+    workers = [name for name in _names(ready) if name != SCHEDULER]
+    return [name for local_rank, name in enumerate(workers) if request.tee.has(local_rank)]
+
+
+def _program(ready: Ready) -> Program:
+    start = ready.start
+    environment = {**config.whole_environment(), **start.environment}
+    only_scheduler = {"REBUILD": "0"}  # what begins here is a new job
+    return Program(
+        folder=start.folder,
+        interpreter=start.interpreter,
+        script=start.script,
+        args=start.args,
+        environment=environment,
+        only_scheduler=only_scheduler,
+        way=start.way,
+        elsewhere={node: host for node, host in start.hosts.items() if not is_here(host)},
+        job=start.job,
+        listening=ready.listener.descriptors,
+    )
+
+
+def _start(ready: Ready) -> None:
+    """Start everything, the scheduler last; where that fails nothing of this new job stays."""
+    started: list[ProcessIdentity] = []
+    with reserved(ready.settings.log_dir, _names(ready)) as berths:
+        try:
+            launch(berths, _program(ready), started)
+        except Exception:
+            prepare.say("the start failed: ending what was started")
+            for identity in started:
+                end(identity, TERM_GRACE_S)
+            raise
+    ready.listener.close()
+
+
+def _show(ready: Ready, request: Request) -> int:
+    """What a start would do, without doing any of it."""
+    plan = prepare.plan_start(
+        prepare.look(ready.settings, ready.port_problem, ready.start.command(fresh=True)), fresh=request.fresh
+    )
+    program, names = _program(ready), _names(ready)
+    told = {**request.environment, **{key: ready.start.environment[key] for key in ("SCHED_PORT",) if ready.said}}
+    processes: list[dict[str, Any]] = [
+        {
+            "process": name,
+            "command": program.words(name),
+            "environment": {key: program.environment_of(name).get(key) for key in ("ROLE", "NODE_ID")},
+            "log": str(ready.settings.log_dir / f"{name}.log"),
+        }
+        for name in names
+    ]
+    if request.as_json:
+        moved = [str(move.path) for move in plan.moves]
+        print(json.dumps({"folder": str(program.folder), "environment": told, "moved": moved, "processes": processes}))
+        return 0
+    print(f"in {program.folder}, logs in {ready.settings.log_dir}, scheduler at {_address(ready.settings)}")
+    for move in plan.moves:
+        print(f"first moved aside: {move.path}")
+    print("exported to all: " + " ".join(f"{key}={shlex.quote(value)}" for key, value in sorted(told.items())))
+    for one in processes:
+        said = " ".join(f"{key}={value}" for key, value in one["environment"].items() if value is not None)
+        print(f"{spoken(one['process'])}: {said} {shlex.join(one['command'])}")
+    return 0
+
+
+def _address(settings: Settings) -> str:
+    if names_one(settings.sched_host):
+        return f"{settings.sched_host}, SCHED_PORT={settings.sched_port}"
+    return shown(settings.sched_host, settings.sched_port)
+
+
+def _counted(ready: Ready) -> str:
+    settings, nodes = ready.settings, ready.start.nodes
+    spares = settings.spare_num
+    workers = settings.worker_num
+    if nodes is not None:
+        spares = sum(int(node) >= settings.max_worker_num for node in nodes)
+        workers = len(nodes) - spares
+    said = f"{workers} worker{'s'[: workers != 1]}" + (f", {spares} spare{'s'[: spares != 1]}" if spares else "")
+    return said + (" and a scheduler" if ready.start.has_scheduler else "")

@@ -1,0 +1,123 @@
+"""How a job whose hosts are discovered begins: which hosts there are at its start, or that it runs already.
+
+Here live the first answer of the script, made into a number of workers and where each is, and the look for a job that
+another driver has left behind. Never here: what happens afterwards, which is ``discovery``'s. The one idea: a job
+begins with the hosts that are there, as soon as they are enough; whoever comes later joins at a commit.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from samebits import config
+from samebits.commands.run.options import Request
+from samebits.commands.run.prepare import say
+from samebits.config import Settings
+from samebits.core.hosts import Resting
+from samebits.core.placement import Placement
+from samebits.errors import SettingsError, UsageError
+from samebits.hosts.discovery import EVERY_S, ask, words_of
+from samebits.launcher import job_spec
+from samebits.launcher.job_spec import JobSpec
+from samebits.launcher.processes import process_names, read_pid_files
+from samebits.launcher.spawning import is_here, template_of
+from samebits.scheduler_hosts import addresses_in
+
+
+def running_job(request: Request) -> tuple[Path, JobSpec] | None:
+    """The job that is asked for, where it runs already and its hosts are discovered; None where it is to be started."""
+    settings = _settings(request)
+    if settings.host_discovery_script is None or request.fresh or request.dry_run:
+        return None
+    log_dir = Path.cwd() / settings.log_dir
+    kept = job_spec.read(log_dir)
+    if kept is None or not kept.hosts:
+        return None
+    asked = (Path.cwd(), request.script, request.args, request.way)
+    started = read_pid_files(log_dir, process_names(kept.nodes or ()))
+    runs = any(identity.is_alive() for identity in started.values())
+    is_it = runs and asked == (kept.folder, kept.script, kept.args, kept.way)
+    return (log_dir, kept) if is_it else None
+
+
+def placed(request: Request) -> Request:
+    """The same with a number of workers and each one's host, by what the script answers; as it is without a script.
+
+    Waits until there are hosts for MIN_WORKER_NUM workers, for TOPO_TIMEOUT at most.
+
+    Raises:
+        SettingsError, UsageError: a setting makes no sense, or there are too few hosts for too long.
+    """
+    settings = _settings(request)
+    if settings.host_discovery_script is None:
+        return request
+    if not settings.enable_recovery:
+        raise UsageError("HOST_DISCOVERY_SCRIPT needs ENABLE_RECOVERY=1: nobody else could join. Fix: leave it out")
+    if settings.host_launch is not None:
+        template_of(settings.host_launch)
+        if settings.cluster_secret is not None:
+            raise SettingsError(
+                [
+                    "CLUSTER_SECRET=(hidden): HOST_LAUNCH would put it into a command line, where every user reads it. "
+                    "Fix: export CLUSTER_SECRET_FILE=<a file with it, on every host>, and unset CLUSTER_SECRET"
+                ]
+            )
+    hosts = _first_hosts(settings)
+    nodes = [number for number, _ in hosts]
+    elsewhere = sorted({host for _, host in hosts if not is_here(host)})
+    if elsewhere and _is_own(settings):
+        say(
+            f"SCHED_HOST={settings.sched_host} is this machine's own: workers on {', '.join(elsewhere[:6])} reach it "
+            "only if that is this machine, too. Else: --sched-host <an address that they reach>"
+        )
+    environment = {**request.environment, "WORKER_NUM": str(len(nodes))}
+    return replace(request, environment=environment, nodes=tuple(nodes), hosts=dict(hosts))
+
+
+def _is_own(settings: Settings) -> bool:
+    """Whether nobody else can reach any of the scheduler's addresses; of those in a file that is not known yet."""
+    named = addresses_in(settings.sched_host, settings.sched_port)
+    return bool(named) and all(config.is_loopback(one.host) for one in named)
+
+
+def _first_hosts(settings: Settings) -> list[tuple[str, str]]:
+    """Each worker's number and host, once there are enough of them."""
+    folder, slots = Path.cwd(), settings.host_slots
+    words = words_of(settings.host_discovery_script or "", folder)
+    placement = Placement(settings.max_worker_num, Resting(*settings.host_rest_s))
+    said, give_up_at = "", time.monotonic() + settings.topo_timeout_s
+    while True:
+        answer = ask(words, folder, slots)
+        if isinstance(answer, str):
+            waits = f"the discovery script: {answer}"
+        else:
+            usable = [host for host in answer if settings.host_launch is not None or is_here(host.name)]
+            placement.seen(usable)
+            start = placement.next({}, {}, time.monotonic()).start
+            if len(start) >= settings.min_worker_num:
+                return start
+            unused = len(answer) - len(usable)
+            waits = f"the discovered hosts have {len(start)} of at least {settings.min_worker_num} slots"
+            if unused:
+                waits += f"; {unused} more hosts are not this machine, and no --launch says how to start there"
+        if waits != said:
+            said = waits
+            say(f"{waits}; waiting")
+        if time.monotonic() >= give_up_at:
+            raise UsageError(
+                f"{waits}, for {settings.topo_timeout_s:g} s (TOPO_TIMEOUT). Fix: look at what `{words[0]}` prints"
+            )
+        time.sleep(EVERY_S)
+
+
+def _settings(request: Request) -> Settings:
+    """As far as they are known without a number of workers."""
+    everything = {**config.whole_environment(), **request.environment}
+    for name in ("ROLE", "MS_ROLE", "NODE_ID", "MS_NODE_ID"):
+        everything.pop(name, None)
+    most = everything.get("MAX_WORKER_NUM") or everything.get("MS_MAX_WORKER_NUM")
+    if most and not (everything.get("WORKER_NUM") or everything.get("MS_WORKER_NUM")):
+        everything["WORKER_NUM"] = most
+    return config.read(everything, role_required=False)[0]

@@ -1,0 +1,596 @@
+"""The words of ``samebits run``: torchrun's options where they exist, and what they say of the environment.
+
+The defaults of a start and the nodes that fall to one host live here, the parser in ``run_parser``; nothing is looked
+at or started. The one idea: an option is a way of writing an environment variable. What the options say wins over
+today's environment, which wins over torchrun's PET_* variables, which win over the defaults, and every process is given
+the outcome.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import NoReturn
+
+from samebits.errors import SettingsError
+from samebits.hosts.slurm import Share, share_of
+from samebits.launcher.accelerators import device_files, usable
+from samebits.launcher.spawning import Way
+from samebits.option_types import seconds, whole
+from samebits.printable import printable
+from samebits.spelling import near_name
+
+DEFAULT_WORKERS = 4
+SUPERVISED_RESTARTS = 32767
+_UNKNOWN = "unrecognized arguments: "  # as argparse begins
+_EPILOG = """\
+examples:
+  samebits run -n 4 train.py --epochs 3        four workers and a scheduler on this machine
+  samebits run -n 4 --spares 1 train.py        a warm spare takes a lost worker's place at once
+  samebits run -m package.train                as python -m package.train
+  samebits run --dry-run -n 4 train.py         says what would start where, and starts nothing
+  samebits run --nnodes 2 --node-rank 0 --sched-host 192.0.2.2 -n 8 train.py     on each host, with its own rank
+  samebits run --host-discovery-script ./hosts.sh --launch 'ssh {host} {command}' --nnodes 1:8 -n 4 train.py
+
+Whatever has no option is a variable of the environment (samebits explain variables). Every variable PET_<OPTION> that
+torchrun reads is read as well.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """Which streams of which local workers: by local rank, or for all under None. 1 is stdout, 2 stderr, 3 both.
+
+    Both streams of a worker are one log here, so that any of them means that log.
+    """
+
+    of: Mapping[int | None, int]
+
+    def has(self, local_rank: int) -> bool:
+        """Whether anything of this worker's is meant."""
+        return bool(self.of.get(local_rank, self.of.get(None, 0)))
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        if "required: script" in message:
+            message = "which script? As in `samebits run train.py --epochs 3`"
+        elif message.startswith(_UNKNOWN) and (meant := self._meant(message.removeprefix(_UNKNOWN).split(" ")[0])):
+            message += f": did you mean {meant}?"
+        self.print_usage(sys.stderr)
+        self.exit(SettingsError.exit_code, f"{self.prog}: {message}\n")
+
+    def _meant(self, typed: str) -> str | None:
+        """The option that was probably meant by this word."""
+        shown = [one for one in self._actions if one.help != argparse.SUPPRESS]
+        return near_name(typed.partition("=")[0], [name for one in shown for name in one.option_strings])
+
+
+def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
+    """The parser; what ``environ`` says under torchrun's names (PET_*) is the default of its option."""
+
+    def pet(name: str, otherwise: str | None = None) -> str | None:
+        return environ.get(f"PET_{name}") or otherwise
+
+    parser = _Parser(
+        prog="samebits run",
+        description="Check that a job may start in this folder, move a finished job's folders aside, start its workers "
+        "and its scheduler on this machine, and follow it to its end. Exits with 0 only when it finished.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="%(prog)s [options] script.py [arguments ...]",
+        allow_abbrev=False,
+    )
+    what = parser.add_argument_group("what runs")
+    what.add_argument("script", help="the training script (a module with -m, a program with --no-python)")
+    what.add_argument("args", nargs=argparse.REMAINDER, help="its own words; nothing after the script is read here")
+    what.add_argument(
+        *("-m", "--module"), action="store_true", default=_is_on(pet("MODULE")), help="run as python -m SCRIPT"
+    )
+    what.add_argument(
+        *("--no-python", "--no_python"),
+        action="store_true",
+        default=_is_on(pet("NO_PYTHON")),
+        help="run SCRIPT itself, which is any program that starts the training",
+    )
+    what.add_argument(
+        "--plain",
+        action="store_true",
+        help="the script is not ported: run it as torchrun would, and anew on every seat after a loss (PLAIN)",
+    )
+    what.add_argument(
+        "--check",
+        action="store_true",
+        help="train nothing: run the script in folders of its own, take some of its steps twice, the second time as "
+        "after a loss, and compare; exits with 0 if they are equal (docs/training.md)",
+    )
+    where = parser.add_argument_group("how many, and where")
+    where.add_argument(
+        *("-n", "--nproc-per-node", "--nproc_per_node"),
+        dest="workers",
+        metavar="N",
+        default=pet("NPROC_PER_NODE"),
+        help="workers of a host: a number, auto (accelerators, else cores), gpu or cpu; "
+        f"default WORKER_NUM, else the accelerators there are, else {DEFAULT_WORKERS}",
+    )
+    where.add_argument("--spares", type=_count, metavar="N", help="spares of the whole job (SPARE_NUM)")
+    where.add_argument(
+        "--nnodes", type=_hosts, metavar="[MIN:]MAX", default=pet("NNODES"), help="hosts (1); with MIN: the fewest"
+    )
+    where.add_argument(
+        *("--node-rank", "--node_rank"),
+        type=_count,
+        metavar="R",
+        default=pet("NODE_RANK"),
+        help="which of them this is (0); host 0 has the scheduler",
+    )
+    where.add_argument(
+        *("--sched-host", "--master-addr", "--master_addr"),
+        dest="sched_host",
+        metavar="HOST",
+        default=pet("MASTER_ADDR"),
+        help="where the scheduler is reached (SCHED_HOST)",
+    )
+    where.add_argument(
+        *("--sched-port", "--master-port", "--master_port"),
+        dest="sched_port",
+        metavar="PORT",
+        default=pet("MASTER_PORT"),
+        help="its port (SCHED_PORT)",
+    )
+    found = parser.add_argument_group("hosts that come and go (docs/worlds.md)")
+    found.add_argument(
+        *("--host-discovery-script", "--host_discovery_script"),
+        metavar="COMMAND",
+        help="prints the hosts there are, host or host:slots a line; asked every second (HOST_DISCOVERY_SCRIPT). -n is "
+        "the slots of a host without a number, --nnodes bounds the workers: MIN and MAX times -n",
+    )
+    found.add_argument(
+        "--launch",
+        metavar="COMMAND",
+        help="starts a worker on another host: {host}, {node} and {command}, a line for the shell there, are filled "
+        "in, as in 'ssh -o BatchMode=yes {host} {command}' or 'srun -w {host} sh -c {command}' (HOST_LAUNCH)",
+    )
+    found.add_argument(
+        *("--host-rest", "--host_rest"),
+        metavar="FIRST:MOST",
+        help="seconds that a host is left alone after it failed, doubled each time (HOST_REST, default 10:600)",
+    )
+    where.add_argument(
+        *("--rdzv-endpoint", "--rdzv_endpoint"),
+        metavar="HOST[:PORT]",
+        default=pet("RDZV_ENDPOINT"),
+        help="as torchrun writes --sched-host and --sched-port in one",
+    )
+    where.add_argument(
+        *("--rdzv-id", "--rdzv_id"),
+        metavar="ID",
+        default=pet("RDZV_ID"),
+        help="the name by which workers know their job (JOB_NAME)",
+    )
+    horovods = parser.add_argument_group("horovodrun's words, before `python train.py` as well (docs/porting.md)")
+    horovods.add_argument(
+        *("-np", "--num-proc"), dest="processes", type=_count, metavar="N", help="workers of the job, on all hosts"
+    )
+    horovods.add_argument(
+        *("--min-np", "--min-num-proc"), type=_count, metavar="N", help="the fewest (-np); MIN_WORKER_NUM"
+    )
+    horovods.add_argument(
+        *("--max-np", "--max-num-proc"), type=_count, metavar="N", help="the most (-np); MAX_WORKER_NUM"
+    )
+    # Of torchrun's and, the last one, of torch_npu_run's; nothing here depends on them.
+    for name in ("rdzv-backend", "rdzv-conf", "start-method", "role", "enable-tiered-parallel-tcpstore"):
+        names = dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}"))
+        where.add_argument(*names, metavar="X", help=argparse.SUPPRESS)
+    ends = parser.add_argument_group("deaths and ends")
+    ends.add_argument(
+        *("--max-restarts", "--max_restarts"),
+        type=_count,
+        metavar="N",
+        default=pet("MAX_RESTARTS"),
+        help=f"how often in one window a dead process is started again (MAX_RESTARTS, default {SUPERVISED_RESTARTS}); "
+        "0: never",
+    )
+    ends.add_argument(
+        *("--monitor-interval", "--monitor_interval"),
+        type=seconds,
+        metavar="S",
+        default=pet("MONITOR_INTERVAL"),
+        help="seconds between two looks at what runs (MONITOR_INTERVAL)",
+    )
+    ends.add_argument(
+        *("--shutdown-timeout", "--shutdown_timeout"),
+        type=seconds,
+        metavar="S",
+        default=pet("SHUTDOWN_TIMEOUT"),
+        help="seconds from the request to end to SIGKILL (SHUTDOWN_TIMEOUT)",
+    )
+    ends.add_argument(
+        *("--signals-to-handle", "--signals_to_handle"),
+        type=_signals,
+        metavar="NAMES",
+        default=pet("SIGNALS_TO_HANDLE", ""),
+        help="besides SIGINT and SIGTERM: signals of this command that end the job, as in SIGHUP,SIGQUIT",
+    )
+    ends.add_argument(
+        "--die-with-me",
+        action="store_true",
+        help="end all that was started here at once when this command dies, even by kill -9 (DIE_WITH_ME); else the "
+        "job goes on, and another run or recover in this folder adopts it",
+    )
+    ends.add_argument("--fresh", action="store_true", help="move an unfinished job's folders aside as well")
+    ends.add_argument("--detach", action="store_true", help="leave the job to itself once it is started")
+    shown = parser.add_argument_group("what is shown")
+    shown.add_argument(
+        *("--log-dir", "--log_dir"), metavar="DIR", default=pet("LOG_DIR"), help="logs and pid files (LOG_DIR)"
+    )
+    shown.add_argument(
+        *("-t", "--tee"),
+        type=_streams,
+        metavar="SPEC",
+        default=pet("TEE", "0"),
+        help="show the workers' lines here as well: 3 for all workers, 0:3,2:3 for some, by local rank",
+    )
+    shown.add_argument(
+        *("-r", "--redirects"),
+        type=_streams,
+        metavar="SPEC",
+        default=pet("REDIRECTS", "3"),
+        help="taken for torchrun's sake: what a worker prints always goes to its log",
+    )
+    shown.add_argument(
+        *("--local-ranks-filter", "--local_ranks_filter"),
+        type=_ranks,
+        metavar="RANKS",
+        default=pet("LOCAL_RANKS_FILTER", ""),
+        help="of what -t shows only these workers, as in 0,1",
+    )
+    shown.add_argument("--json", action="store_true", help="a JSON object a line instead of text")
+    shown.add_argument("--dry-run", action="store_true", help="say what would start where, and start nothing")
+    parser.add_argument("--standalone", action="store_true", help=argparse.SUPPRESS)  # a job here is, unless it is told
+    return parser
+
+
+def _is_on(text: str | None) -> bool:
+    return text not in (None, "", "0", "false", "False")
+
+
+_count = whole()
+
+
+def _hosts(text: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(?:([0-9]{1,6}):)?([0-9]{1,6})", text)
+    least, most = (int(found[1] or found[2]), int(found[2])) if found else (0, 0)
+    if not 1 <= least <= most:
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a number of hosts, or MIN:MAX, as in 2:4")
+    return least, most
+
+
+def _ranks(text: str) -> frozenset[int] | None:
+    return frozenset(_count(part.strip()) for part in text.split(",")) if text else None
+
+
+def _streams(text: str) -> Streams:
+    of: dict[int | None, int] = {}
+    for part in text.split(","):
+        found = re.fullmatch(r"(?:([0-9]{1,6}):)?([0-3])", part.strip())
+        if found is None:
+            raise argparse.ArgumentTypeError(f"{text!r}: expected 0 to 3, or RANK:0 to 3 for some, as in 0:3,1:1")
+        of[None if found[1] is None else int(found[1])] = int(found[2])
+    return Streams(of)
+
+
+def _signals(text: str) -> tuple[signal.Signals, ...]:
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    try:
+        found = [signal.Signals[name] for name in names]
+    except KeyError as unknown:
+        raise argparse.ArgumentTypeError(f"there is no signal {unknown}: expected names such as SIGHUP") from None
+    if signal.SIGKILL in found or signal.SIGSTOP in found:
+        raise argparse.ArgumentTypeError("SIGKILL and SIGSTOP are heard by nobody")
+    return tuple(one for one in found if one not in (signal.SIGINT, signal.SIGTERM))
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a user asks ``run`` for.
+
+    Attributes:
+        way, script, args: the command of a worker.
+        environment: what is exported to every process of the job, over today's environment.
+        nodes: this host's workers and spares, by node id; None: all of the job's.
+        has_scheduler: whether the scheduler is started on this host.
+        hosts: where hosts are discovered: which each of the nodes is started on.
+        tee: whose log lines are shown as they come.
+        words: what was typed.
+        signals: besides SIGINT and SIGTERM, what ends the job where this command gets it.
+        check: whether only to check the script, in a job of its own.
+    """
+
+    way: Way
+    script: str
+    args: tuple[str, ...]
+    environment: Mapping[str, str]
+    nodes: tuple[str, ...] | None = None
+    has_scheduler: bool = True
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    fresh: bool = False
+    detach: bool = False
+    check: bool = False
+    dry_run: bool = False
+    as_json: bool = False
+    tee: Streams = field(default_factory=lambda: Streams({}))
+    words: tuple[str, ...] = ()
+    signals: tuple[signal.Signals, ...] = ()
+
+
+def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | None = None) -> Request:
+    """What these words ask for in this environment; leaves with a message and status 64 where they make no sense.
+
+    Args:
+        devices: how many accelerators this machine has; looked for where None.
+    """
+    parser = parser_for(environ)
+    slurm_share = share_of(environ)
+    # Everything after the script is its own, whatever it looks like, and `--` may stand before the script.
+    options = parser.parse_args(list(words))
+    given = _Given(environ)
+    if slurm_share is not None and not (options.host_discovery_script or given.value("HOST_DISCOVERY_SCRIPT")):
+        _take_share(options, slurm_share, given)
+    nodes_least, nodes_most = options.nnodes or (1, 1)
+    if options.no_python and options.module:
+        parser.error("--no-python and -m: a module needs Python")
+    if options.die_with_me and options.detach:
+        parser.error("--die-with-me and --detach: whoever leaves a job to itself cannot end it by its own death")
+    if options.check:
+        _require_checkable(parser, options, nodes_most, given)
+    node_rank = options.node_rank or 0
+    if not 0 <= node_rank < nodes_most:
+        parser.error(f"--node-rank {node_rank}: expected 0 to {nodes_most - 1}, for --nnodes {nodes_most}")
+    endpoint_host, endpoint_port = _endpoint(parser, options.rdzv_endpoint)
+    if endpoint_host and nodes_most > 1 and options.node_rank is None:
+        parser.error(
+            "--rdzv-endpoint with several hosts: host ranks are not given out here, so that they stay after a crash. "
+            "Fix: --node-rank 0 on the host of the endpoint, 1 and so on elsewhere"
+        )
+    for name, value in (
+        ("SCHED_HOST", options.sched_host or endpoint_host),
+        ("SCHED_PORT", options.sched_port or endpoint_port),
+        ("JOB_NAME", options.rdzv_id),
+    ):
+        if value:
+            given.say(name, value)
+    for name, value in (
+        ("SPARE_NUM", options.spares),
+        ("MAX_RESTARTS", options.max_restarts),
+        ("MONITOR_INTERVAL", options.monitor_interval),
+        ("SHUTDOWN_TIMEOUT", options.shutdown_timeout),
+        ("LOG_DIR", options.log_dir),
+        ("HOST_DISCOVERY_SCRIPT", options.host_discovery_script),
+        ("HOST_LAUNCH", options.launch),
+        ("HOST_REST", options.host_rest),
+    ):
+        if value is not None:
+            given.say(name, str(value))
+    _take_horovods(parser, options, given)
+    if given.value("HOST_DISCOVERY_SCRIPT"):
+        _take_bounds(parser, options, given, devices)
+        per_node = None
+    else:
+        if given.value("HOST_LAUNCH") or options.host_rest:
+            what = "--launch" if options.launch else "--host-rest" if options.host_rest else "HOST_LAUNCH"
+            parser.error(
+                f"{what}: it is for hosts that a script names, and there is none. Fix: --host-discovery-script "
+                f"./hosts.sh, or leave {what} out"
+            )
+        per_node = _workers_per_node(parser, options.workers, given, nodes_most, devices)
+    if per_node is not None:
+        given.say("WORKER_NUM", str(nodes_most * per_node))
+        if nodes_least < nodes_most:
+            given.say("MIN_WORKER_NUM", str(nodes_least * per_node))
+    if options.plain:
+        given.say("PLAIN", "1")
+    if options.die_with_me:
+        given.say("DIE_WITH_ME", "1")
+    given.default("ENABLE_RECOVERY", "1")
+    given.default("MAX_RESTARTS", str(SUPERVISED_RESTARTS))
+    given.default("JOB_NAME", printable(PurePath(options.script).name))
+    if given.value("WORKER_NUM") != "1":
+        given.default("OMP_NUM_THREADS", "1", is_ours=False)
+    share = None
+    if nodes_most > 1 and not given.value("HOST_DISCOVERY_SCRIPT"):
+        assert per_node is not None
+        share = nodes_of_host(node_rank, nodes_most, per_node, _number(given.value("SPARE_NUM")))
+    return Request(
+        way=Way.PROGRAM if options.no_python else Way.MODULE if options.module else Way.SCRIPT,
+        script=options.script,
+        args=tuple(options.args),
+        environment=given.said,
+        nodes=share,
+        has_scheduler=node_rank == 0,
+        fresh=options.fresh,
+        detach=options.detach,
+        check=options.check,
+        dry_run=options.dry_run,
+        as_json=options.json,
+        tee=_shown(options.tee, options.local_ranks_filter),
+        words=tuple(words),
+        signals=options.signals_to_handle,
+    )
+
+
+def _require_checkable(parser: argparse.ArgumentParser, options: argparse.Namespace, hosts: int, given: _Given) -> None:
+    """Leave with a message if these words ask for more than a check does: one job on this host, to its end."""
+    has_hosts = hosts > 1 or given.value("HOST_DISCOVERY_SCRIPT") or options.host_discovery_script
+    refused = {
+        "--plain": options.plain,
+        "--no-python": options.no_python,
+        "--detach": options.detach,
+        "--fresh": options.fresh,
+        "--dry-run": options.dry_run,
+        "--log-dir": options.log_dir is not None,
+        "several hosts": has_hosts,
+    }
+    found = [name for name, is_given in refused.items() if is_given]
+    if found:
+        parser.error(f"--check and {found[0]}: a check is a job of its own, on this host. Fix: leave {found[0]} out")
+
+
+HOROVOD_WAIT_S = "600"
+"""HOROVOD_ELASTIC_TIMEOUT, where it is not set."""
+
+
+def _take_horovods(parser: argparse.ArgumentParser, options: argparse.Namespace, given: _Given) -> None:
+    """Translate horovodrun's words, `python` before the script among them, into ours."""
+    if options.processes is None:
+        if options.min_np is not None or options.max_np is not None:
+            parser.error("--min-np and --max-np need -np, the number of workers, as with horovodrun")
+        return
+    if options.workers is not None or options.nnodes is not None:
+        parser.error("-np counts the workers of all hosts. Fix: leave -n and --nnodes out, or use them without -np")
+    least = options.processes if options.min_np is None else options.min_np
+    most = options.processes if options.max_np is None else options.max_np
+    if not 1 <= least <= options.processes <= most:
+        parser.error(
+            f"-np {options.processes} --min-np {least} --max-np {most}: expected 1 <= --min-np <= -np <= --max-np"
+        )
+    given.say("MIN_WORKER_NUM", str(least))
+    given.say("MAX_WORKER_NUM", str(most))
+    given.default("TOPO_TIMEOUT", given.foreign("HOROVOD_ELASTIC_TIMEOUT") or HOROVOD_WAIT_S)
+    if not given.value("HOST_DISCOVERY_SCRIPT"):
+        options.workers = str(options.processes)
+    if re.fullmatch(r"python3?(\.[0-9]+)?", PurePath(options.script).name) and options.args:
+        options.script, *options.args = options.args
+        if options.script == "-m" and options.args:
+            options.module = True
+            options.script, *options.args = options.args
+        if options.script.startswith("-"):
+            parser.error(f"python {options.script}: options of Python are not read here. Fix: name the script alone")
+
+
+def _take_share(options: argparse.Namespace, share: Share, given: _Given) -> None:
+    """What Slurm says of this host, for what the words and the environment do not say."""
+    if options.nnodes is None:
+        options.nnodes = (share.hosts, share.hosts)
+    if options.node_rank is None:
+        options.node_rank = share.node_rank
+    if not (options.sched_host or options.rdzv_endpoint or given.value("SCHED_HOST")):
+        options.sched_host = share.first_host
+    if not (options.sched_port or options.rdzv_endpoint or given.value("SCHED_PORT")):
+        options.sched_port = str(share.port)
+    if options.log_dir is None and not given.value("LOG_DIR"):
+        options.log_dir = f"device/host{share.node_rank}"  # the hosts share this folder, and each has its own pids
+    if share.node_rank and not given.value("RECOVERY_PATH"):
+        given.say(
+            "RECOVERY_PATH", f"device/host{share.node_rank}/recovery"
+        )  # not the scheduler's, which begins at the same time
+
+
+def nodes_of_host(node_rank: int, hosts: int, per_host: int, spares: int) -> tuple[str, ...]:
+    """The node ids that one of ``hosts`` equal hosts starts: its block of workers, and every so many-th spare."""
+    first_spare = hosts * per_host
+    workers = range(node_rank * per_host, (node_rank + 1) * per_host)
+    return tuple(map(str, (*workers, *range(first_spare + node_rank, first_spare + spares, hosts))))
+
+
+def _endpoint(parser: argparse.ArgumentParser, text: str | None) -> tuple[str, str]:
+    """Host and port of torchrun's ``HOST[:PORT]``, IPv6 in brackets; empty where there is none (port 0: any)."""
+    if not text:
+        return "", ""
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?", text)
+    if found is None:
+        parser.error(f"--rdzv-endpoint {text}: expected HOST or HOST:PORT, as in 192.0.2.2:8118")
+    return found[1].strip("[]"), "" if int(found[2] or 0) == 0 else found[2]
+
+
+class _Given:
+    """Today's environment, what is said over it, and what is still to be told to the processes."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._environ = environ
+        self.said: dict[str, str] = {}
+
+    def say(self, name: str, value: str) -> None:
+        self.said[name] = value
+
+    def value(self, name: str) -> str:
+        """Of one of our variables, also under MindSpore's prefix; empty where nobody says it."""
+        return self.said.get(name) or self._environ.get(name) or self._environ.get(f"MS_{name}") or ""
+
+    def foreign(self, name: str) -> str:
+        """Another tool's variable; empty if it is not set."""
+        return self._environ.get(name, "")
+
+    def default(self, name: str, value: str, *, is_ours: bool = True) -> None:
+        found = self.value(name) if is_ours else self._environ.get(name)
+        if not found:
+            self.said[name] = value
+
+    def merged(self) -> dict[str, str]:
+        return {**self._environ, **self.said}
+
+
+def _take_bounds(
+    parser: argparse.ArgumentParser, options: argparse.Namespace, given: _Given, devices: int | None
+) -> None:
+    """How few and how many workers, where hosts are discovered; how many there are at first the script says."""
+    if options.node_rank:
+        parser.error("--node-rank: with --host-discovery-script this command starts the workers of all hosts")
+    if _number(given.value("SPARE_NUM")):
+        parser.error("--spares: with --host-discovery-script a lost worker's place is taken on another host")
+    if options.workers is not None or not given.value("HOST_SLOTS"):
+        slots = 1
+        if options.workers is not None:
+            slots = _workers_per_node(parser, options.workers, given, 1, devices) or 1
+        given.say("HOST_SLOTS", str(slots))
+    slots = _number(given.value("HOST_SLOTS"))
+    if options.nnodes is not None:
+        least, most = options.nnodes
+        given.say("MIN_WORKER_NUM", str(least * slots))
+        given.say("MAX_WORKER_NUM", str(most * slots))
+    elif not given.value("MAX_WORKER_NUM"):
+        parser.error("--host-discovery-script: how many hosts at most? As in --nnodes 1:8")
+    given.default("MIN_WORKER_NUM", "1")
+
+
+def _workers_per_node(
+    parser: argparse.ArgumentParser, asked: str | None, given: _Given, hosts: int, devices: int | None
+) -> int | None:
+    """How many workers a host starts; None where the environment says how many the job has."""
+    if asked is None and given.value("WORKER_NUM"):
+        total = _number(given.value("WORKER_NUM"))
+        if hosts > 1 and total % hosts:
+            parser.error(f"--nnodes {hosts}: WORKER_NUM={total} workers are not the same number on each host")
+        return total // hosts if hosts > 1 else None
+    if asked is not None and asked.isdigit() and int(asked):
+        return int(asked)
+    found = usable(given.merged(), device_files() if devices is None else devices)
+    match asked:
+        case "gpu" if not found:
+            return parser.error("--nproc-per-node gpu: this machine shows no accelerator. Fix: -n auto, or a number")
+        case "cpu":
+            return os.cpu_count() or 1
+        case "auto" | "gpu":
+            return found or os.cpu_count() or 1
+        case None:
+            found -= _number(given.value("SPARE_NUM"))  # a spare needs a device of its own
+            return found if found > 0 else DEFAULT_WORKERS
+    return parser.error(f"--nproc-per-node {asked}: expected a number, auto, gpu or cpu")
+
+
+def _number(text: str) -> int:
+    """What a text that is checked elsewhere counts; 0 where it counts nothing."""
+    return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else 0
+
+
+def _shown(tee: Streams, ranks: frozenset[int] | None) -> Streams:
+    """What of ``tee`` is left by a filter, which alone means: show these."""
+    if ranks is None:
+        return tee
+    return Streams({None: 0, **{rank: tee.of.get(rank, tee.of.get(None, 0)) or 3 for rank in ranks}})

@@ -1,0 +1,519 @@
+"""What ``run`` asks before it starts anything: may it, and what must be out of the way.
+
+Looking at this machine and moving folders aside live here; what follows from what was found is ``starting``'s. The one
+idea: everything is checked before anything is changed, under the lock of the recovery path, and the start is kept
+before the first process exists.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import uuid
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from samebits import config
+from samebits.commands import doctor
+from samebits.commands.run.options import Request
+from samebits.config import Role, Settings
+from samebits.errors import (
+    ForeignFolderError,
+    ListenError,
+    LockedError,
+    SecretError,
+    SettingsError,
+    StoreError,
+    UsageError,
+)
+from samebits.launcher import job_spec
+from samebits.launcher.job_spec import START_FILE, JobSpec, version_of
+from samebits.launcher.job_view import JobView, stored_view
+from samebits.launcher.processes import name_of, process_names, read_pid_files, runs_in, spoken
+from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once
+from samebits.launcher.spawning import OF_ONE_PROCESS, Listener, Way, listen_for, names_port
+from samebits.net.address import folder_of_holder
+from samebits.net.curve import secret_words
+from samebits.net.descriptors import require_descriptors
+from samebits.scheduler_hosts import names_one
+from samebits.service import cause_file
+from samebits.spelling import spelled
+from samebits.store import checkpoint as checkpoints
+from samebits.store import durable, launcher_token, private
+from samebits.store.aside import aside_id, move_aside, short_id
+from samebits.store.checkpoint.remote.remote_points import jobs_at
+from samebits.store.lock import DirectoryLock, is_locked, read_holder
+from samebits.store.owner import OWNER_FILE, read_owner
+from samebits.store.process_identity import host_id
+
+NAMED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Former:
+    """The job that was started last with this log folder, where its recovery path is another one."""
+
+    name: str
+    recovery_path: Path
+    view: JobView | None
+    running: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        job = str(self.view) if self.view is not None else f"job {self.name!r}"
+        return f"{job} with RECOVERY_PATH={self.recovery_path}"
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Everything on this machine that the start of a job depends on.
+
+    Attributes:
+        name: of the job to be started.
+        recover, fresh: what a user types for either.
+        view, damage: what the journal in ``recovery_path`` says, or why it cannot be read.
+        holder: who holds the lock of ``recovery_path``.
+        running: live processes of the job in these folders.
+        former: whose log folder it was, if that job has other folders.
+        checkpoint_jobs: ids of the jobs that saved below ``checkpoint_path``; ``past_jobs`` those of them that nothing
+            can go on with: their recovery folder was moved aside already, or they had none (ENABLE_RECOVERY=0).
+        live_jobs: of those in ``checkpoint_jobs``, the ones that a live process is writing points of.
+        newest_step: of their points, and of those of the job in ``recovery_path`` in this host's memory.
+        host: this machine's name in the job.
+        log_job: the id of the job that ``log_dir`` carries.
+        port_problem: why SCHED_PORT cannot be listened on.
+    """
+
+    name: str
+    recovery_path: Path
+    checkpoint_path: Path | str
+    log_dir: Path
+    recover: str
+    fresh: str
+    view: JobView | None = None
+    damage: str = ""
+    holder: str = ""
+    running: tuple[str, ...] = ()
+    former: Former | None = None
+    checkpoint_jobs: frozenset[str] = frozenset()
+    past_jobs: frozenset[str] = frozenset()
+    live_jobs: frozenset[str] = frozenset()
+    newest_step: int = 0
+    host: str = ""
+    log_job: str = ""
+    port_problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A file or folder to be renamed, beside itself, under a job's id."""
+
+    path: Path
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What happens before the start: the moves, in this order, and why."""
+
+    moves: tuple[Move, ...] = ()
+    why: tuple[str, ...] = ()
+
+
+def plan_start(found: Found, *, fresh: bool) -> Plan:
+    """What must be done before a job may start.
+
+    Raises:
+        LockedError: a job runs here.
+        ListenError: the port is taken.
+        ForeignFolderError: a folder belongs to another job.
+        StoreError: an unfinished job, or a journal that cannot be read, is in the way.
+    """
+    _refuse_running(found)
+    if found.port_problem:
+        raise ListenError(found.port_problem)
+    parts = [
+        _plan_former(found, fresh=fresh),
+        _plan_recovery(found, fresh=fresh),
+        _plan_checkpoints(found, fresh=fresh),
+        _plan_log(found),
+    ]
+    return Plan(sum((part.moves for part in parts), ()), sum((part.why for part in parts), ()))
+
+
+def _refuse_running(found: Found) -> None:
+    former = found.former
+    if former is not None and former.running:
+        raise ForeignFolderError(
+            f"LOG_DIR={found.log_dir} belongs to {former}, which runs ({_listed(former.running)}); this start is job "
+            f"{found.name!r} with RECOVERY_PATH={found.recovery_path}. Export another LOG_DIR for it, or start it in "
+            "another folder"
+        )
+    if found.running or found.holder:
+        who = _listed(found.running) or found.holder
+        raise LockedError(
+            f"RECOVERY_PATH={found.recovery_path}: {found.view or 'a job'} runs here: {who}. `{found.recover}` follows "
+            "it and brings back what is gone; for a second job export another RECOVERY_PATH, CHECKPOINT_PATH, LOG_DIR "
+            "and SCHED_PORT"
+        )
+
+
+def _plan_former(found: Found, *, fresh: bool) -> Plan:
+    """Another job's log folder: how that one was started must not be lost while it is unfinished."""
+    former = found.former
+    if former is None or former.view is None or former.view.job_finished:
+        return Plan()
+    if not fresh:
+        raise ForeignFolderError(
+            f"LOG_DIR={found.log_dir} belongs to {former}, which is unfinished; this start is job {found.name!r} with "
+            f"RECOVERY_PATH={found.recovery_path}. `{found.recover}` goes on with the former; for this one export "
+            f"another LOG_DIR, or `{found.fresh}` moves aside how the former was started"
+        )
+    return Plan((Move(found.log_dir / START_FILE, former.view.job),), (f"{former} is unfinished",))
+
+
+def _plan_recovery(found: Found, *, fresh: bool) -> Plan:
+    """The journal's folder goes first: what is left if this is cut short is then known by its aside folder."""
+    view = found.view
+    if view is None and not found.damage:
+        return Plan()
+    if not fresh and found.damage:
+        raise StoreError(found.damage)
+    if not fresh and view is not None and not view.job_finished and not _never_began(found, view):
+        raise StoreError(_unfinished(found, view))
+    job = view.job if view is not None else next(iter(sorted(found.checkpoint_jobs)), "")
+    if view is None:
+        state = "its journal is damaged"
+    elif view.job_finished:
+        state = "is finished"
+    else:
+        began = "never began" if view.generation == 0 else "never got past step 0"
+        state = began if _never_began(found, view) else "is unfinished"
+    moves = [Move(found.recovery_path, job)]
+    if found.former is None:
+        moves.append(Move(found.log_dir / START_FILE, job))
+    return Plan(tuple(moves), (f"{view or 'a job'} {state}",))
+
+
+def _plan_checkpoints(found: Found, *, fresh: bool) -> Plan:
+    if not found.checkpoint_jobs:
+        return Plan()
+    if isinstance(found.checkpoint_path, str):
+        raise ForeignFolderError(
+            f"CHECKPOINT_PATH={found.checkpoint_path} belongs to {_jobs(found.checkpoint_jobs)}, and what lies in an "
+            f"object store is not moved aside: for this start of {found.name!r} export another one, such as "
+            f"{found.checkpoint_path}-2, or delete that folder if nobody needs it"
+        )
+    job = found.view.job if found.view is not None else ""
+    if live := found.live_jobs - {job}:
+        raise LockedError(
+            f"CHECKPOINT_PATH={found.checkpoint_path}: {_jobs(live)} is running and saves there. Fix: export another "
+            "CHECKPOINT_PATH for this one"
+        )
+    others = found.checkpoint_jobs - {job} - found.past_jobs
+    if others and not fresh:
+        raise ForeignFolderError(
+            f"CHECKPOINT_PATH={found.checkpoint_path} belongs to {_jobs(others)}, and this start is job {found.name!r} "
+            f"with RECOVERY_PATH={found.recovery_path}, whose journal is not that job's. Export another "
+            f"CHECKPOINT_PATH, or that job's RECOVERY_PATH; or `{found.fresh}` moves that folder aside and starts anew"
+        )
+    why = () if found.view or found.damage else (f"{_jobs(found.checkpoint_jobs)} left checkpoints",)
+    owner = job if job in found.checkpoint_jobs else min(found.checkpoint_jobs)
+    return Plan((Move(found.checkpoint_path, owner),), why)
+
+
+def _plan_log(found: Found) -> Plan:
+    """Logs stay and are appended to; only whose they are changes."""
+    return Plan((Move(found.log_dir / OWNER_FILE, found.log_job),)) if found.log_job else Plan()
+
+
+def _never_began(found: Found, view: JobView) -> bool:
+    """Whether there is nothing to go on from: its script had an error, or it was stopped before its first step."""
+    if view.step or found.newest_step:
+        return False
+    # How far it was is known where it said so at its end; a point may lie on another host that it had workers on.
+    has_ended_here = bool(view.interruptions) and all(worker.host == found.host for worker in view.workers)
+    return view.generation == 0 or has_ended_here
+
+
+def _unfinished(found: Found, view: JobView) -> str:
+    step = max(view.step, found.newest_step)
+    return (
+        f"RECOVERY_PATH={found.recovery_path} holds {view}, unfinished at step {step} with {view.world_size} workers. "
+        f"`{found.recover}` goes on with it; `{found.fresh}` moves its folders aside and starts anew"
+    )
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+def _jobs(ids: frozenset[str]) -> str:
+    return ", ".join(f"job {job}" for job in sorted(ids))
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A job to be started: its settings, with absolute folders, and what is kept of them.
+
+    Attributes:
+        listener: for its scheduler; without sockets if there is none here, or ``port_problem``.
+        port_problem: why SCHED_PORT cannot be listened on.
+        said: what its user did not ask for.
+    """
+
+    settings: Settings
+    start: JobSpec
+    listener: Listener
+    port_problem: str = ""
+    said: str = ""
+
+
+def read_start(request: Request) -> Ready:
+    """Return what today's environment says of the job that is asked for, with the scheduler's port taken already.
+
+    Two launchers may start at the same moment, so a port counts as free only once it is listened on.
+
+    Raises:
+        SettingsError: something in it is wrong.
+        UsageError: there is no such script.
+    """
+    _require_script(request)
+    everything = {**config.whole_environment(), **request.environment}
+    shared = {name: text for name, text in everything.items() if name not in OF_ONE_PROCESS}
+    role = "scheduler" if request.has_scheduler else "worker"  # only the former is asked where it may listen
+    settings, warnings = config.read({"NODE_ID": "0", **shared, "ROLE": role})
+    for warning in warnings:
+        say(warning)
+    require_descriptors(settings.max_worker_num + settings.spare_num)
+    refuse_unusable(settings)
+    environment, said = config.kept_environment(everything), ""
+    listener, port_problem = Listener(), ""
+    if request.has_scheduler:
+        is_one_start = request.nodes is None or bool(request.hosts)  # else other hosts know the port already
+        try:
+            listener = listen_for(settings, may_choose=is_one_start and not names_port(environment))
+        except ListenError as error:
+            port_problem = (names_one(settings.sched_host) and _other_job(settings)) or str(error)
+    if (port := listener.chosen_port) is not None:
+        said = f"SCHED_PORT={settings.sched_port}, the default, is taken: this job's scheduler has port {port}"
+        settings, environment = replace(settings, sched_port=port), {**environment, "SCHED_PORT": str(port)}
+    start = JobSpec(
+        folder=Path.cwd(),
+        interpreter=sys.executable,
+        script=request.script,
+        args=request.args,
+        environment=environment,
+        needs_secret=settings.cluster_secret is not None,
+        nodes=request.nodes,
+        script_version=version_of(Path(request.script)) if request.way is Way.SCRIPT else None,
+        way=request.way,
+        has_scheduler=request.has_scheduler,
+        hosts=request.hosts,
+        job=str(uuid.uuid4()) if request.has_scheduler else "",
+        words=_typed(request),
+    )
+    settings = replace(config.in_folder(start.folder, settings), role=Role.SCHEDULER)
+    secret_words(settings.cluster_secret, settings.cluster_secret_file)  # better now than in every process
+    cause_file.table_of(settings)
+    return Ready(settings, start, listener, port_problem, said)
+
+
+def _typed(request: Request) -> tuple[str, ...]:
+    """Return the words that were typed, after the variables of ours that the environment gave."""
+    given = config.own_environment(config.whole_environment())
+    told = (f"{name}={value}" for name, value in sorted(given.items()) if name not in request.environment)
+    return (*told, *(word for word in request.words if word != "--dry-run"))
+
+
+def _require_script(request: Request) -> None:
+    """Raise where what the workers would run is not there.
+
+    Raises:
+        UsageError: and what to type instead.
+    """
+    script, as_in = request.script, f"`{spelled('run', 'train.py')}`"
+    if request.way is Way.SCRIPT and not Path(script).is_file():
+        raise UsageError(f"there is no script {script!r} in {Path.cwd()}. Fix: name one, as in {as_in}")
+    if request.way is Way.PROGRAM and shutil.which(script) is None:
+        raise UsageError(f"there is no program {script!r}. Fix: name one that can be run, or leave --no-python out")
+
+
+def refuse_unusable(settings: Settings) -> None:
+    """Raise where one of the job's folders cannot be written, before anything is started.
+
+    Raises:
+        SettingsError: with a line for each.
+    """
+    findings = (doctor.folder(name, path) for name, path in doctor.folders(settings) if isinstance(path, Path))
+    problems = [f"{one.what}: {one.found}. Fix: {one.fix}" for one in findings if one.fix]
+    if problems:
+        raise SettingsError(problems)
+
+
+def prepare(ready: Ready, *, fresh: bool) -> None:
+    """Make way for this start, and keep it.
+
+    Raises:
+        SameBitsError: it may not; nothing was changed.
+    """
+    settings, start = ready.settings, ready.start
+    private.check_folder(settings.recovery_path, "RECOVERY_PATH")
+    lock = DirectoryLock(settings.recovery_path, "run.sh")
+    found = look(settings, ready.port_problem, start.command(fresh=True))
+    if settings.recovery_path.exists():
+        try:
+            lock.acquire()
+        except LockedError:
+            holder = read_holder(settings.recovery_path)
+            found = replace(found, holder=str(holder or "a process that has not left its name"))
+    try:
+        _carry_out(plan_start(found, fresh=fresh))
+        if unfound := job_spec.keep(settings.log_dir, start, has_pointer=settings.hidden_state != "check"):
+            say(unfound)
+        if settings.enable_recovery and start.has_scheduler:
+            launcher_token.make(settings.log_dir)
+    finally:
+        lock.release()
+    usual = start.folder / job_spec.USUAL_LOG_DIR
+    if (usual / job_spec.START_FILE).exists() and usual.resolve() != settings.log_dir.resolve():
+        say(f"{usual} is another job's: for this one type LOG_DIR={settings.log_dir} {found.recover}")
+
+
+def look(settings: Settings, port_problem: str = "", fresh: str = "") -> Found:
+    """Find what there is, without changing anything; ``fresh`` is the command that moves it aside and starts anew."""
+    found = Found(
+        name=settings.job_name,
+        recovery_path=settings.recovery_path,
+        checkpoint_path=settings.checkpoint_path,
+        log_dir=settings.log_dir,
+        recover=spelled("recover"),
+        fresh=fresh or spelled("run", "--fresh"),
+        port_problem=port_problem,
+    )
+    try:
+        found = replace(found, view=stored_view(settings.recovery_path))
+    except StoreError as error:
+        found = replace(found, damage=str(error))
+    running = _running_seats(found.view)
+    log_owner = read_owner(settings.log_dir)
+    jobs, live_jobs, newest_step = _checkpoints(settings.checkpoint_path)
+    moved = _moved_ids(settings.recovery_path)
+    past = frozenset(job for job in jobs if short_id(job) in moved)
+    kept = job_spec.read(settings.log_dir)
+    if kept is not None and not job_spec.is_at_home(settings.log_dir, kept):  # moved here, or a copy
+        running = _running_here(kept.moved_to(Path.cwd()).settings(), found.view)
+        found = replace(found, recover=spelled("recover", "--moved"))
+    elif kept is not None:
+        started = kept.settings()
+        here = _running_processes(started)
+        if not started.enable_recovery and _is_same(started.checkpoint_path, settings.checkpoint_path):
+            past = jobs
+        if _is_same(started.recovery_path, settings.recovery_path):
+            running = tuple(dict.fromkeys((*here, *running)))
+        else:
+            former = Former(started.job_name, started.recovery_path, _view_of_former(started), here)
+            found = replace(found, former=former)
+    return replace(
+        found,
+        running=running,
+        checkpoint_jobs=jobs,
+        live_jobs=live_jobs,
+        past_jobs=past,
+        newest_step=max(newest_step, _step_in_memory(found.view)),
+        host=host_id(),
+        log_job=log_owner.job if log_owner is not None else "",
+    )
+
+
+def _is_same(one: Path | str, other: Path | str) -> bool:
+    if isinstance(one, str) or isinstance(other, str):
+        return one == other
+    return one.resolve() == other.resolve()
+
+
+def _other_job(settings: Settings) -> str:
+    """What is said of a port that another job's scheduler has; empty where none answers."""
+    try:
+        content = ask_once(settings, ANSWER_TIMEOUT_S)
+        job = "" if content is None else str(JobView.of(content))
+    except SecretError:
+        job = "a job with another secret"
+    if not job:
+        return ""
+    folder = folder_of_holder(settings.sched_port)
+    where = f", started in {folder}" if folder is not None else ""
+    return (
+        f"SCHED_PORT={settings.sched_port} is the scheduler's of {job}{where}. Fix: `unset SCHED_PORT` to have a free "
+        "port chosen, or set it to one, the same in every process of this job"
+    )
+
+
+def _running_processes(started: Settings) -> tuple[str, ...]:
+    identities = read_pid_files(started.log_dir, process_names(job_spec.nodes_of(started.log_dir, started)))
+    return tuple(f"{spoken(name)} ({identity})" for name, identity in identities.items() if identity.is_alive())
+
+
+def _running_seats(view: JobView | None) -> tuple[str, ...]:
+    here = host_id()
+    workers = view.workers if view is not None else ()
+    return tuple(
+        f"worker {worker.node} ({worker.identity})"
+        for worker in workers
+        if worker.host == here and worker.identity.is_alive()
+    )
+
+
+def _running_here(started: Settings, view: JobView | None) -> tuple[str, ...]:
+    """Of a job whose folder lies elsewhere than it was started: in a copy the processes it names are the other's."""
+    seats = {name_of(one.node): one.identity for one in view.workers} if view is not None else {}
+    names = process_names(job_spec.nodes_of(started.log_dir, started))
+    identities = {**seats, **read_pid_files(started.log_dir, names)}
+    return tuple(
+        f"{spoken(name)} ({identity})"
+        for name, identity in identities.items()
+        if runs_in(identity, Path.cwd(), started.log_dir / f"{name}.log")
+    )
+
+
+def _view_of_former(started: Settings) -> JobView | None:
+    return stored_view(started.recovery_path) if started.enable_recovery else None
+
+
+def _checkpoints(path: Path | str) -> tuple[frozenset[str], frozenset[str], int]:
+    """Return the jobs that saved below ``path``, those that do so now, and the step of the newest point by its name."""
+    if isinstance(path, str):
+        jobs, newest_step = jobs_at(path)
+        return jobs, frozenset(), newest_step  # an object store knows no locks, and is never moved aside
+    with durable.disk_errors(path, "looking for checkpoints"):
+        roots = checkpoints.folders_with_points(path)
+        folders = [checkpoints.rank_directory(root, slot) for root in roots for slot in checkpoints.slots_in(root)]
+        points = [checkpoints.parse_point_name(entry.name) for folder in folders for entry in folder.iterdir()]
+    owners = {folder: owner.job for folder in (path, *folders) if (owner := read_owner(folder)) is not None}
+    live = frozenset(job for folder, job in owners.items() if is_locked(folder))
+    return frozenset(owners.values()), live, max((point.step for point in points if point is not None), default=0)
+
+
+def _step_in_memory(view: JobView | None) -> int:
+    newest = None if view is None else checkpoints.newest_in_memory(checkpoints.SHARED_MEMORY, view.job)
+    return 0 if newest is None else newest.step
+
+
+def _moved_ids(path: Path) -> set[str]:
+    with durable.disk_errors(path.parent, "looking for folders that were moved aside"):
+        names = [entry.name for entry in path.parent.iterdir()] if path.parent.exists() else []
+    return {moved for name in names if (moved := aside_id(name, path.name)) is not None}
+
+
+def _carry_out(plan: Plan) -> None:
+    for reason in plan.why:
+        say(f"{reason}; its folders are moved aside, nothing is deleted")
+    for move in plan.moves:
+        aside = move_aside(move.path, move.job)
+        if aside is not None:
+            say(f"  {move.path} → {aside.name}")
+
+
+def say(text: str) -> None:
+    """A line for people."""
+    print(f"samebits: {text}", file=sys.stderr, flush=True)

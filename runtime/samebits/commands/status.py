@@ -1,0 +1,137 @@
+"""``status``: how the job stands, asked of its scheduler or, if none runs, read from its journal.
+
+The output always tells which of the two answered, because a journal knows seats, not processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from samebits import strict_json
+from samebits.account.history import summary_of_folder
+from samebits.commands.clean import memory_line
+from samebits.config import Settings
+from samebits.errors import UsageError
+from samebits.launcher import job_spec
+from samebits.launcher.job_view import JobView, Presence, WorkerView, stored_view
+from samebits.launcher.progress import world_text
+from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once
+from samebits.scheduler_hosts import shown
+from samebits.service import status
+from samebits.spelling import spelled
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="samebits status",
+        description="Show the job that was started in this folder, or whose SCHED_HOST and SCHED_PORT the environment "
+        "names.",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    options = parser.parse_args(arguments)
+    settings = job_spec.settings_here()
+    content = find(settings)
+    if content["source"] == "journal":  # the workers may have made steps after the last record that names one
+        content = {**content, "step": summary_of_folder(settings.recovery_path, content["step"])[0]}
+    if options.json:
+        print(strict_json.dumps(content))
+        return 0
+    view = JobView.of(content)
+    stored = view if view.from_journal else stored_view(settings.recovery_path)
+    print(table(view, settings, stored))
+    memory = memory_line(view.job)
+    if memory:
+        print(f"{memory}; `samebits clean` frees it once nothing of the job runs")
+    return 0
+
+
+def find(settings: Settings) -> status.Content:
+    """The snapshot of this folder's job, from whoever knows; where it has none, of the job whose scheduler answers.
+
+    Raises:
+        UsageError: there is neither a scheduler nor a journal.
+    """
+    told = ask_once(settings, ANSWER_TIMEOUT_S)
+    stored = status.stored_snapshot(settings.recovery_path) if told is None or settings.enable_recovery else None
+    content = told if told is not None and not _is_passed(told, stored) else stored
+    if content is None:
+        raise UsageError(
+            f"no scheduler answers at {shown(settings.sched_host, settings.sched_port)}, and there is no journal "
+            f"in RECOVERY_PATH={settings.recovery_path}. Fix: change to the folder the job was started in, or "
+            f"start one with `{spelled('run')}`"
+        )
+    return content
+
+
+def _is_passed(told: status.Content, stored: status.Content | None) -> bool:
+    """Whether the folder's journal speaks against who answers: of another job, or replaced."""
+    return stored is not None and (stored["job"] != told["job"] or stored["term"] > told["term"])
+
+
+def table(view: JobView, settings: Settings, stored: JobView | None = None) -> str:
+    """For people: lines on the job, then a line a worker, spares after them, then nodes whose slot was given away.
+
+    Args:
+        stored: what the journal says, which alone remembers who was lost and is back.
+    """
+    phase = view.ended.kind.words if view.from_journal and view.ended is not None else view.phase
+    step = "" if settings.plain else f" · step {view.step}"
+    head = [str(view), f"{phase}{step} · {world_text(view, view.alive)}"]
+    head[1] += f" · term {view.term} · generation {view.generation}"
+    if view.address:
+        head[1] += f" · scheduler at {view.address}"
+    if view.restore_step is not None and not settings.plain:
+        head.append(f"this generation began at step {view.restore_step}")
+    if view.from_journal:
+        head.append(
+            f"no scheduler of it answers at {shown(settings.sched_host, settings.sched_port)}: this is what the "
+            f"journal in {settings.recovery_path} says"
+        )
+    if view.standstill:
+        head.append(view.standstill)
+    head += [*view.ailments, *view.stragglers, *_reported(view)]
+    if view.first_cause:
+        head.append(f"first cause: {view.first_cause}")
+    is_told = 1 if view.first_cause else 0
+    if stored is not None and stored.job == view.job and stored.losses > is_told:
+        lost = f"{stored.losses} processes were" if stored.losses > 1 else "1 process was"
+        head.append(f"{lost} lost so far; the last: {'; '.join(stored.last_losses)}")
+    rows: list[tuple[str, ...]] = [("slot", "node", "state", "step", "process", "")]
+    rows += [_row(view, str(worker.slot), worker, settings) for worker in view.workers]
+    rows += [_row(view, "spare", spare, settings) for spare in view.spares]
+    rows += [_row(view, "–", node, settings) for node in view.retired]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    lines = ("  ".join([*(f"{row[i]:<{widths[i]}}" for i in range(5)), row[5]]).rstrip() for row in rows)
+    return "\n".join([*head, *lines] if view.nodes else head)
+
+
+def _reported(view: JobView) -> list[str]:
+    """What the workers report of their own, of each name what the lowest slot says."""
+    found: dict[str, str] = {}
+    for worker in view.workers:
+        if worker.presence is Presence.ALIVE:
+            for name, value in worker.figures.items():
+                if name not in status.MEASURED:
+                    found.setdefault(name, f"{name} {value:,.6g} (worker {worker.node})")
+    return [f"reported: {', '.join(found.values())}"] if found else []
+
+
+def _row(view: JobView, slot: str, worker: WorkerView, settings: Settings) -> tuple[str, ...]:
+    return (
+        slot,
+        worker.node,
+        worker.presence.value,
+        "–" if view.from_journal or settings.plain else str(worker.step),
+        f"pid {worker.identity.pid} on {worker.host.partition('#')[0]}",
+        worker.reason or _doing(view, worker),
+    )
+
+
+def _doing(view: JobView, worker: WorkerView) -> str:
+    if view.from_journal or worker.presence is not Presence.ALIVE:
+        return ""
+    if worker in view.spares:
+        return {"seated": "warming up", "waiting": "warm"}.get(worker.activity, worker.activity)
+    return f"{worker.activity}, joins at the next commit" if worker.is_joining else worker.activity

@@ -1,0 +1,136 @@
+"""``stop``: ends the job gracefully, as Ctrl-C in a follower does, and waits until nothing of it runs.
+
+Only the subcommand lives here; the ending itself is the follower's where processes of the job run on this machine, and
+the scheduler's alone where an engine has started them elsewhere. The one idea: there is one way to end a job.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import time
+from collections.abc import Sequence
+
+from samebits.commands.clean import memory_line
+from samebits.commands.drain import wait_until_left
+from samebits.commands.recover import look
+from samebits.commands.scale import view_of
+from samebits.config import Settings
+from samebits.errors import SameBitsError, UsageError
+from samebits.launcher import job_spec
+from samebits.launcher.follower import Follower
+from samebits.launcher.interrupts import Signals
+from samebits.launcher.job_view import EndKind, Presence, stored_view
+from samebits.launcher.processes import process_names, read_pid_files, send_signal
+from samebits.launcher.scheduler_link import is_listening, stop_once
+from samebits.launcher.supervising import supervisor_of
+from samebits.option_types import interval
+from samebits.scheduler_hosts import shown
+from samebits.spelling import spelled
+from samebits.store.process_identity import ProcessIdentity
+
+BY = "samebits stop"
+DRAIN_S = 60.0
+END_S = 30.0
+"""How long a scheduler is waited for that was told to end: it gives its workers 10 s."""
+_LOOK_S = 0.2
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the subcommand."""
+    parser = argparse.ArgumentParser(
+        prog="samebits stop",
+        description=f"End the job that was started in this folder; {spelled('recover')} goes on from there.",
+    )
+    parser.add_argument(
+        "--drain",
+        type=interval,
+        nargs="?",
+        const=DRAIN_S,
+        metavar="S",
+        help="let every worker finish its step and leave at its next commit first, so that none is done again; for "
+        f"those that have not left after S seconds (default {DRAIN_S:g}) the job ends as without this",
+    )
+    options = parser.parse_args(arguments)
+    settings = job_spec.settings_here()
+    job_spec.require_job(settings)
+    nodes = job_spec.nodes_of(settings.log_dir, settings)
+    identities = read_pid_files(settings.log_dir, process_names(nodes)).values()
+    runs_here, listens = any(identity.is_alive() for identity in identities), is_listening(settings)
+    supervisor = supervisor_of(settings.log_dir)
+    if supervisor is not None and not (listens and look(settings).scheduler_serves):
+        return _stop_supervisor(supervisor, settings)
+    view = None if runs_here else stored_view(settings.recovery_path)
+    if view is not None and view.job_finished:
+        print(f"samebits: nothing to stop: {view} is finished at step {view.step}", flush=True)
+        return 0
+    if view is not None and not listens:
+        raise UsageError(
+            f"nothing to stop: {view} is unfinished at step {view.step}, but no process of it runs here, and no "
+            f"scheduler answers at {shown(settings.sched_host, settings.sched_port)}. Fix: `{spelled('recover')}` goes "
+            "on with it"
+        )
+    if not runs_here and not listens:
+        raise UsageError(
+            f"nothing of a job runs here: no process named in {settings.log_dir}, no scheduler at "
+            f"{shown(settings.sched_host, settings.sched_port)}. Fix: change to the folder the job was started in"
+        )
+    if listens and options.drain is not None:
+        _drain(settings, options.drain)
+    if not runs_here:
+        return _stop_elsewhere(settings)
+    with Signals() as signals:
+        verdict = Follower(settings, signals).run(stop_by=BY).verdict
+    view = stored_view(settings.recovery_path)
+    memory = memory_line(view.job) if view is not None else ""
+    if memory:
+        print(f"samebits: {memory}; `samebits clean` frees it")
+    return 0 if verdict.kind in (None, EndKind.STOPPED) else verdict.exit_code
+
+
+def _stop_supervisor(supervisor: ProcessIdentity, settings: Settings) -> int:
+    """Have the process that starts again what dies end the job: without a scheduler nobody else could tell it.
+
+    Raises:
+        UsageError: it has not ended in time.
+    """
+    follower = f"the command that follows the job ({supervisor})"
+    print(f"samebits: no scheduler answers: {follower} is asked to end the job", flush=True)
+    send_signal(supervisor, signal.SIGTERM)
+    patience_s = settings.shutdown_timeout_s + END_S
+    if not supervisor.wait_for_exit(patience_s):
+        raise UsageError(
+            f"{follower} has not ended after {patience_s:g} s. Fix: look at what it prints, or end it with kill -9 and "
+            "call `samebits stop` again"
+        )
+    print(f"samebits: the job was stopped; {spelled('recover')} goes on from there", flush=True)
+    return 0
+
+
+def _drain(settings: Settings, timeout_s: float) -> None:
+    """Have every worker leave at its next commit; whoever has not is left to the end of the job."""
+    try:
+        nodes = [one.node for one in view_of(settings).nodes if one.presence is Presence.ALIVE]
+        if nodes:
+            text = f"{len(nodes)} workers are to leave at their next commit: the job is drained ({BY} --drain)"
+            wait_until_left(settings, text, nodes, timeout_s)
+    except SameBitsError as error:
+        print(f"samebits: {error}; the job is ended without that", flush=True)
+
+
+def _stop_elsewhere(settings: Settings) -> int:
+    """End a job of which no process runs on this machine, or none that is known here: its scheduler does all of it."""
+    view = view_of(settings)  # not another job's, which has its port
+    deadline = time.monotonic() + END_S
+    while is_listening(settings):
+        stop_once(settings, BY)
+        if time.monotonic() >= deadline:
+            raise UsageError(
+                f"the scheduler on {settings.sched_host}, SCHED_PORT={settings.sched_port} has not ended after "
+                f"{END_S:g} s. Fix: look at its log, or end its process there"
+            )
+        time.sleep(_LOOK_S)
+    print(
+        f"samebits: {view} was stopped; `samebits recover` in its folder, or its engine, goes on from there", flush=True
+    )
+    return 0

@@ -1,0 +1,1 @@
+"""Hosts beyond this one: who runs where in a cluster, and hosts that come and go."""

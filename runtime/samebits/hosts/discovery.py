@@ -1,0 +1,500 @@
+"""The driver of a job whose hosts come and go: a part of the folder's supervisor, beside its follower.
+
+Here live the carrying out (starts, requests to leave, what is kept of both) and what is said of it; which worker runs
+on which host is ``core.placement``'s to decide, asking the script ``discovery_script``'s. The one idea: what is wanted
+stands in the kept start before anything is done about it. Nodes there with a host belong to the job; hosts' nodes that
+are not among them any more are on their way out. So kill -9 of a driver changes nothing, and the next one goes on.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import select
+import shlex
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from samebits import config
+from samebits.config import OF_A_SHELL, Settings
+from samebits.core.hosts import Host, Resting, parse
+from samebits.core.lines import number_of, root_of, successor_of
+from samebits.core.placement import Placement, Reason
+from samebits.core.restarts import Backoff
+from samebits.errors import SameBitsError, UsageError
+from samebits.launcher import job_spec
+from samebits.launcher.follower import Turn
+from samebits.launcher.job_spec import JobSpec, program_of
+from samebits.launcher.job_view import JobView, Presence
+from samebits.launcher.processes import name_of, node_of, read_pid_files, send_signal
+from samebits.launcher.spawning import EXAMPLE, BusyError, Spawn, StartLock, is_here, launch, reserved
+from samebits.launcher.supervising import Supervisor
+from samebits.printable import printable
+from samebits.store.command_group import end_group
+from samebits.store.process_identity import ProcessIdentity
+
+EVERY_S = 1.0
+TIMEOUT_S = 10.0
+MAX_OUTPUT_BYTES = 1 << 20
+CLOSING_LOOK_S = 0.25
+_SHOWN_CHARACTERS = 200
+
+Answer = tuple[Host, ...] | str
+"""The hosts there are, or why the script has not said so."""
+
+
+def words_of(text: str, folder: Path) -> list[str]:
+    """The script's command: split into words, read by no shell; a file of the job's folder is found without ``./``.
+
+    Raises:
+        UsageError: it cannot be split into words, or is meant for a shell.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"HOST_DISCOVERY_SCRIPT={text[:120]}: {error}. Fix: close its quotes") from None
+    if not words:
+        raise UsageError("HOST_DISCOVERY_SCRIPT names no command. Fix: --host-discovery-script ./hosts.sh")
+    if shell := next((word for word in words if word in OF_A_SHELL), None):
+        raise UsageError(
+            f"HOST_DISCOVERY_SCRIPT={text[:120]}: no shell reads it, and {shell!r} is a shell's. Fix: put that into a "
+            "script, and name the script"
+        )
+    if "/" not in words[0] and (folder / words[0]).is_file():
+        words[0] = f"./{words[0]}"
+    return words
+
+
+def ask(
+    words: Sequence[str],
+    folder: Path,
+    slots: int,
+    timeout_s: float = TIMEOUT_S,
+    closing: threading.Event | None = None,
+) -> Answer:
+    """One run of the script, which has ended when this returns; cut short where ``closing`` is set meanwhile."""
+    try:
+        # Its own session: Ctrl-C in the terminal is meant for the job, and the whole of it can be ended.
+        script = subprocess.Popen(
+            list(words),
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+    except (OSError, ValueError) as error:
+        return f"{words[0]} cannot be run: {error.strerror if isinstance(error, OSError) else error}"
+    try:
+        problem, output, errors = _read(script, timeout_s, closing or threading.Event())
+        problem = problem or _ended(script, timeout_s, errors)
+    finally:
+        end_group(script, 0)
+        script.wait()
+        for pipe in (script.stdout, script.stderr):
+            assert pipe is not None
+            pipe.close()
+    if problem:
+        return f"{words[0]} {problem}"
+    try:
+        hosts = parse(output.decode(errors="replace"), slots)
+    except UsageError as error:
+        return str(error)
+    return hosts if any(host.slots for host in hosts) else f"{words[0]} named no host with a slot"
+
+
+def _read(script: subprocess.Popen[bytes], timeout_s: float, closing: threading.Event) -> tuple[str, bytes, bytes]:
+    """What it prints until it closes both outputs; first why that is not to be used, else empty."""
+    deadline_s = time.monotonic() + timeout_s
+    assert script.stdout is not None and script.stderr is not None
+    names = {script.stdout.fileno(): "out", script.stderr.fileno(): "err"}
+    found = {"out": b"", "err": b""}
+    poll = select.poll()
+    for descriptor in names:
+        poll.register(descriptor, select.POLLIN)
+    waits_for = set(names)
+    while waits_for:
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0 or closing.is_set():
+            return f"has not ended after {timeout_s:g} s", b"", b""
+        for descriptor, _ in poll.poll(min(left_s, CLOSING_LOOK_S) * 1000):
+            chunk = os.read(descriptor, 65536)
+            if not chunk:
+                poll.unregister(descriptor)
+                waits_for.remove(descriptor)
+            kept = found[names[descriptor]] + chunk
+            if names[descriptor] == "err":
+                kept = kept[-4096:]  # the last of it says why
+            elif len(kept) > MAX_OUTPUT_BYTES:
+                return f"printed more than {MAX_OUTPUT_BYTES >> 20} MiB", b"", b""
+            found[names[descriptor]] = kept
+    return "", found["out"], found["err"]
+
+
+def _ended(script: subprocess.Popen[bytes], timeout_s: float, errors: bytes) -> str:
+    if not end_group(script, timeout_s):
+        return f"closed its output and has not ended after {timeout_s:g} s"
+    status = script.wait()
+    if status == 0:
+        return ""
+    lines = [line.strip() for line in errors.decode(errors="replace").splitlines() if line.strip()]
+    said = printable(lines[-1], _SHOWN_CHARACTERS) if lines else ""
+    ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+    return ended + (f": {said}" if said else "")
+
+
+class DiscoveryScript:
+    """Asks every second in a thread of its own; one thread calls these methods.
+
+    Args:
+        words: the script's command.
+        folder: where it runs.
+        slots: of a host that is named without a number.
+    """
+
+    def __init__(self, words: Sequence[str], folder: Path, slots: int) -> None:
+        self._words, self._folder, self._slots = words, folder, slots
+        self._answers: collections.deque[Answer] = collections.deque(maxlen=1)  # the newest is the truth
+        self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="samebits-discovery", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """Readable as long as ``take`` has something to give."""
+        return self._readable
+
+    def take(self) -> Answer | None:
+        """The newest answer since the last call; None where there is none."""
+        try:
+            os.read(self._readable, 4096)
+        except BlockingIOError:
+            return None
+        try:
+            return self._answers.popleft()
+        except IndexError:
+            return None
+
+    def close(self) -> None:
+        """Ask no more; a script that runs is ended."""
+        if not self._closing.is_set():
+            self._closing.set()
+            self._thread.join(4 * CLOSING_LOOK_S)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            answer = ask(self._words, self._folder, self._slots, closing=self._closing)
+            if self._closing.is_set():
+                return
+            self._answers.append(answer)
+            with contextlib.suppress(BlockingIOError):  # it is readable already
+                os.write(self._writable, b"a")
+            self._closing.wait(EVERY_S)
+
+
+ASK_AGAIN_S = 2.0  # a node that is to leave is asked again so often, over the scheduler
+LAUNCHER_GRACE_S = 30.0  # what started a worker elsewhere may outlive that worker's seat so long
+BUSY_RETRY_S = 0.1
+TOLD_TO_LEAVE = 128 + signal.SIGTERM  # by somebody else than this driver: what is sent before a machine goes
+LAUNCHER_FAILED = 255  # ssh(1): its own error, and none of the command's
+
+
+def discovery_for(settings: Settings, supervisor: Supervisor | None) -> Discovery | None:
+    """The driver of a job whose hosts are discovered (HOST_DISCOVERY_SCRIPT); None for any other.
+
+    Raises:
+        UsageError: the script's command makes no sense.
+    """
+    if supervisor is None or settings.host_discovery_script is None or not settings.enable_recovery:
+        return None
+    return Discovery(settings, supervisor.spawn_worker)
+
+
+class Discovery:
+    """One follower's driver; all methods take ``now`` in monotonic seconds.
+
+    Args:
+        settings: of the job, with absolute folders.
+        spawn_worker: makes workers' processes; as in ``spawning.launch``.
+    """
+
+    def __init__(self, settings: Settings, spawn_worker: Spawn | None = None) -> None:
+        self._settings = settings
+        self._spawn_worker = spawn_worker
+        self._placement = Placement(settings.max_worker_num, Resting(*settings.host_rest_s))
+        words_of(settings.host_discovery_script or "", settings.log_dir)
+        self._script: DiscoveryScript | None = None
+        self._answer: tuple[Host, ...] | None = None
+        self._drained: tuple[str, ...] = ()
+        self._problem = ""
+        self._not_reached: set[str] = set()
+        self._told: dict[str, float] = {}  # of a node that is to leave: when it was asked last
+        self._seated: set[str] = set()  # who is to leave and had a seat meanwhile
+        self._vacant: dict[str, float] = {}  # since when that seat is free, though its process runs
+        self._retry_at: float | None = None
+        self._backoff = Backoff()
+        self._turn = Turn()
+
+    def start(self, folder: Path) -> int:
+        """Begin to ask the script; the descriptor that is readable when it has answered."""
+        words = words_of(self._settings.host_discovery_script or "", folder)
+        self._script = DiscoveryScript(words, folder, self._settings.host_slots)
+        return self._script.fileno()
+
+    @property
+    def is_started(self) -> bool:
+        """Whether the script is asked."""
+        return self._script is not None
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._script is not None:
+            self._script.close()
+
+    def wake_at(self, now: float) -> float | None:
+        """When ``turn`` is to be called even if nothing happens."""
+        ats = (self._retry_at, self._placement.wake_at(now))
+        return min((at for at in ats if at is not None), default=None)
+
+    # ---- deaths
+
+    def takes(self, name: str, identity: ProcessIdentity, status: int | None, now: float, *, has_joined: bool) -> bool:
+        """A worker's process has ended by what comes from outside: whether nobody else is to start it again.
+
+        Its place is given to another host, or another process has its name already.
+        """
+        node = node_of(name) or ""
+        if read_pid_files(self._settings.log_dir, [name]).get(name, identity) != identity:
+            return True
+        kept = job_spec.read(self._settings.log_dir)
+        host = None if kept is None else kept.hosts.get(node)
+        if kept is None or host is None or node not in (kept.nodes or ()):
+            return False
+        reason: Reason | None
+        if status == LAUNCHER_FAILED and not is_here(host):
+            why = f"what starts it there ended with status {status}"
+            reason = self._placement.failed(node, host, now, why)
+        elif status == TOLD_TO_LEAVE:
+            reason = self._placement.failed(node, host, now, "it was told to leave there (SIGTERM)")
+        else:
+            reason = self._placement.died(node, host, now, has_joined=has_joined)
+        if reason is None:
+            return False
+        try:
+            with StartLock(self._settings.log_dir, wait=False):
+                self._keep(_without(job_spec.read(self._settings.log_dir) or kept, [node]))
+        except (BusyError, SameBitsError):  # another process starts workers here, or the disk refuses
+            return False  # it is started again where it was, and judged by its next death
+        self._decide(reason)
+        self._told[node] = now  # it is gone, though the scheduler may say so a moment later
+        self._retry_at = now
+        return True
+
+    # ---- a turn
+
+    def turn(self, view: JobView | None, now: float) -> Turn:
+        """Do what is due: take the script's answer, start, ask to leave, and forget whoever is gone."""
+        answer = None if self._script is None else self._script.take()
+        if answer is not None:
+            self._take(answer)
+        waits = self._backoff.has_failed and self._retry_at is not None and now < self._retry_at
+        is_over = view is None or view.training_finished or view.job_finished
+        if self._answer is not None and view is not None and not (is_over or waits):
+            self._retry_at = None
+            try:
+                with StartLock(self._settings.log_dir, wait=False):
+                    self._carry_out(view, now)
+                if self._backoff.has_failed:
+                    self._backoff.succeeded()
+                    self._say("processes can be started again")
+            except BusyError:
+                self._retry_at = now + BUSY_RETRY_S
+            except SameBitsError as error:
+                if not self._backoff.has_failed:
+                    self._say(f"{error}; it is tried again until it works")
+                self._retry_at = self._backoff.failed(now)
+        turn, self._turn = self._turn, Turn()
+        return turn
+
+    def _take(self, answer: Answer) -> None:
+        if isinstance(answer, str):
+            so_far = "the hosts before stay" if self._answer is not None else "nothing is changed until it does"
+            self._say_problem(f"the discovery script: {answer}; {so_far}")
+            return
+        if self._problem:
+            self._problem = ""
+            self._say("the discovery script answers again")
+        self._answer = tuple(host for host in answer if self._can_be_reached(host.name))
+        self._see()
+
+    def _see(self) -> None:
+        for reason in self._placement.seen(self._answer or (), self._drained):
+            self._decide(reason)
+
+    def _can_be_reached(self, host: str) -> bool:
+        if self._settings.host_launch is not None or is_here(host):
+            return True
+        if host not in self._not_reached:
+            self._not_reached.add(host)
+            self._say(
+                f"host {host} is not this machine, and nothing says how to start a worker there: it is not used. Fix: "
+                f"--launch '{EXAMPLE}' (HOST_LAUNCH)"
+            )
+        return False
+
+    def _carry_out(self, view: JobView, now: float) -> None:
+        kept = job_spec.read(self._settings.log_dir)
+        if kept is None:
+            return  # the folder was moved away, and whatever runs with it
+        if kept.drained != self._drained:
+            self._drained = kept.drained
+            self._see()
+        kept = self._forget_gone(kept, view, now)
+        nodes = kept.nodes or ()
+        running = {node: kept.hosts[node] for node in nodes if node in kept.hosts}
+        leaving = {node: host for node, host in kept.hosts.items() if node not in nodes}
+        alive = [one.node for one in view.nodes if one.presence is Presence.ALIVE]
+        lost = [one.node for one in view.nodes if one.presence is Presence.LOST]
+        orders = self._placement.next(
+            running,
+            leaving,
+            now,
+            wish=kept.size,
+            used={root_of(node) for node in (*nodes, *alive)},
+            lost={root_of(node) for node in lost},
+        )
+        if orders.drain:
+            kept = _without(kept, orders.drain, keep_hosts=True)
+            self._keep(kept)
+            leaving |= {node: running[node] for node in orders.drain}
+        for reason in orders.reasons:
+            self._decide(reason, elsewhere={node for node, host in kept.hosts.items() if not is_here(host)})
+        if leaving:
+            self._ask_to_leave(leaving, orders.drain, now)
+        self._ask_unknown([node for node in alive if node not in kept.hosts and node not in nodes], now)
+        if orders.start:
+            self._start(kept, {name_for(number, view): host for number, host in orders.start})
+
+    # ---- starts
+
+    def _start(self, kept: JobSpec, hosts: Mapping[str, str]) -> None:
+        present = config.whole_environment()
+        log_dir = self._settings.log_dir
+        with reserved(log_dir, [name_of(node) for node in hosts]) as berths:
+            wider = replace(kept, nodes=(*(kept.nodes or ()), *hosts), hosts={**kept.hosts, **hosts})
+            self._keep(wider)
+            for node in hosts:
+                self._told.pop(node, None)
+            running: list[ProcessIdentity] = []
+            try:
+                program = program_of(wider, present, job_spec.secrets_for(kept, present))
+                launch(berths, program, running, self._spawn_worker)
+            except SameBitsError:
+                self._keep(_without(wider, list(hosts)[len(running) :]))
+                raise
+            self._turn.started += map(name_of, hosts)
+
+    # ---- leaving
+
+    def _ask_unknown(self, nodes: Sequence[str], now: float) -> None:
+        """Workers that nobody keeps any more, as one whose host was cut off and is back: they leave, too."""
+        due = [node for node in nodes if self._told.get(node, -ASK_AGAIN_S) <= now - ASK_AGAIN_S]
+        new = [node for node in due if node not in self._told]
+        self._told |= dict.fromkeys(due, now)
+        if new:
+            self._say(
+                f"worker {', '.join(new)} leaves at the next commit: it was started by hand, or its host was given up. "
+                "Fix: let the discovery script print the host where it is to run"
+            )
+        if due:
+            text = self._turn.lines[-1] if new else ""
+            self._turn.decisions.append(Reason(text, tuple(due)))
+
+    def _ask_to_leave(self, leaving: Mapping[str, str], now_asked: Iterable[str], now: float) -> None:
+        """Those of this machine by a signal, once; those elsewhere over the scheduler, until they are gone."""
+        here = [node for node, host in leaving.items() if is_here(host) and node not in self._told]
+        there = read_pid_files(self._settings.log_dir, map(name_of, here))
+        for node in here:
+            if (identity := there.get(name_of(node))) is not None:
+                send_signal(identity, signal.SIGTERM)
+                self._told[node] = now
+        asked = set(now_asked)
+        due = [
+            node
+            for node, host in leaving.items()
+            if not is_here(host) and node not in asked and self._told.get(node, -ASK_AGAIN_S) <= now - ASK_AGAIN_S
+        ]
+        self._told |= dict.fromkeys([*due, *asked], now)
+        if due:
+            self._turn.decisions.append(Reason("", tuple(due)))
+
+    def _forget_gone(self, kept: JobSpec, view: JobView, now: float) -> JobSpec:
+        """Of those who leave: whose process has ended is forgotten; what only holds on to an empty seat is ended."""
+        leaving = [node for node in kept.hosts if node not in (kept.nodes or ())]
+        if not leaving:
+            return kept
+        log_dir = self._settings.log_dir
+        there = read_pid_files(log_dir, map(name_of, leaving))
+        gone = []
+        for node in leaving:
+            identity, known = there.get(name_of(node)), view.node(node)
+            if identity is None or not identity.is_alive():
+                gone.append(node)
+            elif known is not None and known.presence is Presence.ALIVE:
+                self._seated.add(node)
+                self._vacant.pop(node, None)
+            elif node not in self._seated:
+                continue  # it has not joined yet: what starts it is all that can be waited for
+            elif now - self._vacant.setdefault(node, now) > LAUNCHER_GRACE_S:
+                is_new = now - self._vacant[node] < 2 * LAUNCHER_GRACE_S
+                send_signal(identity, signal.SIGTERM if is_new else signal.SIGKILL)
+        if gone:
+            for node in gone:
+                self._told.pop(node, None)
+                self._vacant.pop(node, None)
+                self._seated.discard(node)
+                (log_dir / f"{name_of(node)}.pid").unlink(missing_ok=True)
+            kept = replace(kept, hosts={node: host for node, host in kept.hosts.items() if node not in gone})
+            self._keep(kept)
+        return kept
+
+    # ---- words
+
+    def _keep(self, kept: JobSpec) -> None:
+        job_spec.keep(self._settings.log_dir, kept)
+
+    def _decide(self, reason: Reason, elsewhere: Collection[str] = ()) -> None:
+        self._say(reason.text)
+        drain = tuple(node for node in reason.drain if node in elsewhere)  # the others get a signal
+        self._turn.decisions.append(Reason(reason.text, drain))
+
+    def _say(self, text: str) -> None:
+        self._turn.lines.append(text)
+
+    def _say_problem(self, text: str) -> None:
+        """Once, until it is another one."""
+        if text != self._problem:
+            self._problem = text
+            self._say(text)
+
+
+def name_for(number: str, view: JobView) -> str:
+    """The node to start under this number: one that need not wait, where its last one was lost."""
+    line = [one for one in view.nodes if root_of(one.node) == number]
+    if not line:
+        return number
+    last = max(line, key=lambda one: number_of(one.node))
+    return last.node if last.presence is Presence.LEFT else successor_of(last.node)
+
+
+def _without(kept: JobSpec, nodes: Iterable[str], *, keep_hosts: bool = False) -> JobSpec:
+    """The same start without these nodes; ``keep_hosts``: they are on their way out, and not gone."""
+    gone = set(nodes)
+    hosts = kept.hosts if keep_hosts else {node: host for node, host in kept.hosts.items() if node not in gone}
+    return replace(kept, nodes=tuple(node for node in kept.nodes or () if node not in gone), hosts=hosts)

@@ -1,0 +1,1 @@
+"""Start, follow, supervise and recover a job on one host."""

@@ -1,0 +1,92 @@
+"""A follower's last lines: how the job ended, what went first, what it cost, and what to type next.
+
+What finished is shown where everything else was. What did not goes to standard error, with a fix that can be pasted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from samebits.account.history import summary_of_folder
+from samebits.config import Settings
+from samebits.launcher import job_spec
+from samebits.launcher.exit_report import CORRECT_ARGUMENTS, EXIT_CODES, OWN_ADVICE, Verdict, correction, missing
+from samebits.launcher.following import Following, Result
+from samebits.launcher.job_view import EndKind
+from samebits.launcher.progress import JsonScreen, Screen
+from samebits.spelling import spelled
+
+
+def say(result: Result, following: Following, settings: Settings, screen: Screen) -> None:
+    """Say how the job ended."""
+    screen.close()
+    if result.call_again:
+        return
+    verdict, view = result.verdict, following.view
+    # Steps, recoveries and where the time went, where a history is kept; who left has told its last step there.
+    step, cost = 0 if view is None or settings.plain else view.step, list[str]()
+    if settings.enable_recovery and (view is not None or verdict.kind is None):
+        step, cost = summary_of_folder(settings.recovery_path, step, has_steps=not settings.plain)
+    if verdict.kind is None:
+        for text in (f"job finished at step {step}" if step else "job finished", *cost):
+            screen.say(text)
+    else:
+        _say_unfinished(verdict, following, settings, step, cost)
+    if isinstance(screen, JsonScreen):
+        kind = "finished" if verdict.kind is None else verdict.kind.value
+        screen.end(kind, verdict.exit_code, step, verdict.cause)
+
+
+def _say_unfinished(verdict: Verdict, following: Following, settings: Settings, step: int, cost: Sequence[str]) -> None:
+    errors, view = Screen(sys.stderr), following.view
+    assert verdict.kind is not None, "it is not finished"
+    if view is not None and view.ended is None:  # training may have gone on after the scheduler was heard
+        at = f" (the last step heard of: {step})" if step else ""
+    else:
+        at = f" at step {step}" if step else ""
+    errors.say(f"the job {verdict.kind.words}{at}: {verdict.cause}")
+    first = following.first_death(verdict.cause)
+    if first and verdict.kind not in (EndKind.STOPPED, EndKind.SCRIPT_FAILED, EndKind.UNTRAINED):
+        errors.say(f"the first to go: {first}")
+    for text in cost if view is not None and view.generation > 0 else ():
+        errors.say(text)
+    fix = _fix(verdict, following, settings)
+    if fix:
+        errors.say(f"Fix: {fix}")
+
+
+def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:
+    """What to type next; empty where the cause says it, or there is nothing to go on from."""
+    view = following.view
+    has_begun = view is not None and view.generation > 0
+    kept = job_spec.read(settings.log_dir)
+    again, fresh = (spelled("run", "train.py"),) * 2 if kept is None else (kept.command(), kept.command(fresh=True))
+    recover = f"{spelled('recover') if kept is None else kept.finding(spelled('recover'))} goes on from there"
+    if (correct := correction(verdict.cause)) == CORRECT_ARGUMENTS:
+        return f"{correct}: {again}"
+    match verdict.kind:
+        case EndKind.UNEQUAL | EndKind.POINTS_LOST if "Fix: " in verdict.cause:
+            return ""
+        case _ if "Fix: " in verdict.cause and _is_unequal(verdict):
+            return ""  # the message says from where another job can go on, which is not where this one stood
+        case EndKind.UNTRAINED:
+            return f"{missing(verdict.cause)}, then {again}"
+        case EndKind.SCRIPT_FAILED if has_begun and settings.enable_recovery:
+            return f"{correct}, then {recover}"
+        case EndKind.SCRIPT_FAILED:
+            return f"{correct}, then {again}"
+        case EndKind.UNEQUAL:
+            return f"correct the script, then {fresh}"
+        case EndKind.FAILED:
+            return ""
+    if not settings.enable_recovery:
+        return ""
+    has_own_advice = verdict.exit_code != EXIT_CODES[EndKind.INTERRUPTED]  # one of ours, which trying again cannot help
+    return f"{OWN_ADVICE}, then {recover}" if verdict.kind is EndKind.INTERRUPTED and has_own_advice else recover
+
+
+def _is_unequal(verdict: Verdict) -> bool:
+    """Return whether a rank ended the job because what the ranks hold is in doubt, as an audit does."""
+    code = EXIT_CODES[EndKind.UNEQUAL]
+    return verdict.exit_code == code or f"ended with status {code}:" in verdict.cause

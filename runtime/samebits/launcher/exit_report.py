@@ -1,0 +1,287 @@
+"""Deaths in words: what is said of processes that ended, and one sentence for all that ended alike.
+
+Only words and their gathering live here; what follows from a death is ``following``'s. The one idea: an error of the
+script is met by all ranks within a moment, so a death waits a moment for others like it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from samebits.core.restarts import Sort, is_usage_error
+from samebits.errors import (
+    FormationTimeoutError,
+    JobFailedError,
+    JobInterruptedError,
+    JobStoppedError,
+    PointsLostError,
+    ScriptFailedError,
+    UnequalError,
+    UntrainedError,
+)
+from samebits.launcher.job_view import EndKind, JobView
+from samebits.launcher.processes import Death
+from samebits.launcher.supervising import GivenUp
+from samebits.tracebacks import Failure
+
+GATHER_S = 0.3  # from one kill to the next of those that are said together
+GATHER_OWN_S = 1.5  # the same of processes that their own program ended, which each takes its time for
+GATHER_AT_MOST_S = 3.0
+NAMED = 12
+MOST_WAYS = 4
+
+MISSING_LINES = (
+    "`import samebits` and `samebits.init()` at its beginning and `@samebits.elastic.run` above its training function"
+)
+_NO_RANK = re.compile(r"\b(?:RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT)\b")
+_STATUS = re.compile(r"ended with status (\d+): ")
+OWN_ADVICE = "do what that message says"
+CORRECT_ARGUMENTS = "correct the script's arguments"
+_OURS = range(64, 100)  # the exit codes of samebits.errors: such a process has said in its own words what to do
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How one worker or spare ended.
+
+    ``cause`` is what its log says of it, as far as that is an error. ``has_joined``: it has called ``samebits.init()``.
+    ``follows``: what is done about it, as "being started again"; empty if nothing is.
+    """
+
+    node: str
+    pid: int
+    death: Death
+    cause: Failure | str = ""
+    is_spare: bool = False
+    has_joined: bool = True
+    follows: str = ""
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether an error of the script ended it."""
+        return isinstance(self.cause, Failure)
+
+    @property
+    def is_own(self) -> bool:
+        """Whether its own program ended it, and nobody knows of a reason to start it again as it is."""
+        if self.is_failure:
+            return True
+        return self.death.status is not None and (self.death.status != 0 or not self.has_joined)
+
+    @property
+    def has_own_advice(self) -> bool:
+        """Whether it ended with an error of ours, which names its fix."""
+        return self.death.status in _OURS and bool(self.cause)
+
+    @property
+    def is_stranger(self) -> bool:
+        """Whether it came to its end and had nothing to do with the job."""
+        return self.death.status == 0 and not self.has_joined
+
+    @property
+    def is_of_the_script(self) -> bool:
+        """Whether the script itself is what has to be changed, whatever became of the job meanwhile."""
+        return self.is_failure or self.is_stranger or "trained alone" in str(self.cause)
+
+    @property
+    def title(self) -> str:
+        """What it is called."""
+        return f"{'spare' if self.is_spare else 'worker'} {self.node}"
+
+    def __str__(self) -> str:
+        return f"{self.title} (pid {self.pid}) {self.words}"
+
+    @property
+    def words(self) -> str:
+        """What became of it."""
+        if isinstance(self.cause, Failure):
+            return str(self.cause)
+        if self.is_stranger:
+            return "ended with status 0 and never called samebits.init()"
+        if self.death.status == 0:
+            return "ended with status 0 before training was finished"
+        said = self.cause.removeprefix(f"{self.title} ")
+        return f"{self.death}: {said}" if said else str(self.death)
+
+
+def has_no_slot(end: End, view: JobView | None) -> bool:
+    """Return whether the job goes on, or has ended, without this process: how it ends then is no verdict on the job.
+
+    It was a spare, another process has its slot by now, or the world became smaller without it.
+    """
+    known = view.node(end.node) if view is not None else None
+    return end.is_spare or (known is not None and known.slot is None)
+
+
+def sentence(alike: Sequence[End]) -> str:
+    """Of one, with its pid; of several that ended in the same words, by their names."""
+    first = alike[0]
+    if len(alike) == 1:
+        return str(first)
+    names = ", ".join(sorted((end.node for end in alike), key=_by_number)[:NAMED])
+    more = f" and {len(alike) - NAMED} more" if len(alike) > NAMED else ""
+    words = first.words.replace("was killed", "were killed").replace("is gone", "are gone")
+    return f"{'spare' if first.is_spare else 'worker'}s {names}{more} {words}"
+
+
+def what_others_do(count: int, view: JobView | None, *, waiting: str, shrinking: str) -> str:
+    """What becomes of a job without so many workers: spares, a smaller world, or how long they are waited for."""
+    if view is None or view.training_finished:
+        return ""
+    several = count > 1
+    if view.spares_alive >= count:
+        return f"; {f'{count} spares take their places' if several else 'a spare takes its place'}"
+    them = "them" if several else "it"
+    if view.generation and view.min_world_size <= view.world_size - count and not view.has_one_size:
+        return f"; the others go on without {them} {shrinking}"
+    return f"; the others wait for {them} {waiting}"
+
+
+def advice(alike: Sequence[End], recover: str) -> str:
+    """What the user can do; nothing where the process has said it, or came to its end as its program meant to."""
+    end = alike[0]
+    if end.is_stranger:
+        return f". Fix: add {MISSING_LINES}"
+    if end.is_failure:
+        return f". Fix: {correction(end.words)}, then {recover}"
+    if end.has_own_advice or end.death.status == 0:
+        return ""
+    return f". Fix: {recover} brings {'them' if len(alike) > 1 else 'it'} back"
+
+
+def _by_number(node: str) -> tuple[int, str]:
+    return (int(node) if node.isdecimal() else 0), node
+
+
+def missing(cause: str) -> str:
+    """What to add to a script that came to its end and never trained in the job."""
+    if "samebits.init" in cause:
+        return f"add {MISSING_LINES}"
+    return "write `@samebits.elastic.run` above the training function and call that with its state"
+
+
+def correction(error: str) -> str:
+    """What to do in a script that failed so."""
+    if ("KeyError" in error or "environment variable" in error) and _NO_RANK.search(error):
+        return (
+            "call samebits.init() before that line, which sets RANK, LOCAL_RANK and WORLD_SIZE; a spare has none, so "
+            "in a job with spares ask samebits.get_rank() in the training function instead"
+        )
+    if "No module named 'runtime'" in error or "write `import samebits`" in error:
+        return "write `import samebits` in place of `import runtime`, and `samebits.` in place of `runtime.`"
+    status = _STATUS.search(error)
+    if status is not None and int(status[1]) in _OURS:
+        return OWN_ADVICE
+    if status is not None and is_usage_error(int(status[1]), error[status.end() :]):
+        return CORRECT_ARGUMENTS
+    return "correct the script"
+
+
+class Deaths:
+    """Those that are not said yet."""
+
+    def __init__(self) -> None:
+        self._unsaid: list[End] = []
+        self._is_held = False
+        self._first_at = self._due_at = 0.0
+
+    def add(self, end: End, now: float) -> None:
+        """One more; it is due with those before it."""
+        self.hold(now, GATHER_S if end.death.signal is not None else GATHER_OWN_S)
+        self._unsaid.append(end)
+
+    def hold(self, now: float, for_s: float = GATHER_S) -> None:
+        """Something else is to be said with what comes within a moment."""
+        if not self._is_held:
+            self._first_at = self._due_at = now
+        self._due_at, self._is_held = min(max(self._due_at, now + for_s), self._first_at + GATHER_AT_MOST_S), True
+
+    def due_at(self) -> float | None:
+        """When they are to be said; none where there are none."""
+        return self._due_at if self._is_held else None
+
+    def take(self) -> list[list[End]]:
+        """All of them, those together that ended alike, in the order they came."""
+        unsaid, self._unsaid, self._is_held = self._unsaid, [], False
+        return alike(unsaid)
+
+
+def alike(ends: Sequence[End]) -> list[list[End]]:
+    """Return the ends that one sentence can tell, together, in the order of the first of each."""
+    groups: dict[tuple[bool, str, str], list[End]] = {}
+    for end in ends:
+        groups.setdefault((end.is_spare, end.words, end.follows), []).append(end)
+    return list(groups.values())
+
+
+def sentences(ends: Sequence[End]) -> str:
+    """Return a sentence for each way in which these ended, ``MOST_WAYS`` at most, the first first."""
+    found = alike([replace(end, follows="") for end in ends])
+    more = sum(map(len, found[MOST_WAYS:]))
+    return "; ".join([*map(sentence, found[:MOST_WAYS]), *([f"{more} more ended in other ways"] if more else [])])
+
+
+EXIT_CODES = {
+    EndKind.STOPPED: JobStoppedError.exit_code,
+    EndKind.INTERRUPTED: JobInterruptedError.exit_code,
+    EndKind.FORMATION_TIMEOUT: FormationTimeoutError.exit_code,
+    EndKind.FAILED: JobFailedError.exit_code,
+    EndKind.SCRIPT_FAILED: ScriptFailedError.exit_code,
+    EndKind.UNTRAINED: UntrainedError.exit_code,
+    EndKind.UNEQUAL: UnequalError.exit_code,
+    EndKind.POINTS_LOST: PointsLostError.exit_code,
+}
+KINDS = {code: kind for kind, code in EXIT_CODES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How the job ended; ``kind`` is None where it finished."""
+
+    kind: EndKind | None
+    cause: str
+    exit_code: int
+
+    @classmethod
+    def unfinished(cls, kind: EndKind, cause: str, status: int = 0) -> Verdict:
+        """Return how an unfinished job ended; ``status`` is the script's own, which then is the job's exit code."""
+        return cls(kind, cause, status or EXIT_CODES[kind])
+
+
+FINISHED = Verdict(None, "", 0)
+
+
+def verdict_of(given_up: GivenUp) -> Verdict:
+    """How a job ends of which one place gets no process any more."""
+    dead, cause = given_up.dead, f"{given_up.dead.said}; {given_up.why}"
+    match dead.loss.sort:
+        case Sort.HOPELESS if dead.status is not None:
+            return Verdict(EndKind.INTERRUPTED, cause, dead.status)
+        case Sort.OWN | Sort.ARGUMENTS:
+            return Verdict.unfinished(EndKind.SCRIPT_FAILED, cause)
+        case _:
+            return Verdict.unfinished(EndKind.INTERRUPTED, cause)
+
+
+def verdict_of_all(ends: Sequence[End], view: JobView | None, *, is_trained: bool = False) -> Verdict | None:
+    """How the job ended where all of its workers were here and each was ended by its own program; else none.
+
+    Args:
+        ends: of this machine's workers and spares, of which none runs.
+        is_trained: training is finished: then the exit code is the script's own.
+    """
+    workers = [end for end in ends if not end.is_spare and not (is_trained and has_no_slot(end, view))]
+    if view is None or view.alive or len(workers) < max(view.wanted_size, 1) or not all(end.is_own for end in ends):
+        return None
+    if all(end.is_stranger for end in workers):
+        return Verdict.unfinished(EndKind.UNTRAINED, sentence(workers))
+    failed = next((end for end in workers if end.is_failure), None) or next(e for e in workers if not e.is_stranger)
+    text = sentences(sorted(workers, key=lambda end: end.words != failed.words))
+    status = failed.death.status
+    if is_trained:
+        return Verdict.unfinished(EndKind.SCRIPT_FAILED, text, status or 0)
+    if status is not None and failed.has_own_advice:
+        return None if view.workers else Verdict(EndKind.INTERRUPTED, text, status)
+    return Verdict.unfinished(EndKind.SCRIPT_FAILED, text)

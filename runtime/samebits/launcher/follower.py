@@ -1,0 +1,624 @@
+"""``follow``: stays with a job to its end, shows how it stands, and ends all of it on Ctrl-C.
+
+The descriptors and the loop live here; what is made of events is ``following``'s. The one idea: one ``poll`` on
+everything that can happen (the scheduler's push, a process's end, a signal, a deadline); only a log has to be looked
+at on a timer, where a training that never commits gives no other sign. kill -9 or a hang-up of this process changes
+nothing for the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+from samebits.config import Settings
+from samebits.core.cause_table import Observation
+from samebits.core.placement import Reason
+from samebits.core.restarts import Loss, Sort, sort_of
+from samebits.errors import ForeignFolderError, JournalDamagedError, SameBitsError, StoreError
+from samebits.launcher import end_summary, job_spec
+from samebits.launcher.exit_report import Verdict, verdict_of
+from samebits.launcher.following import Following, Result
+from samebits.launcher.interrupts import CTRL_C, Answer, Asking, Signals
+from samebits.launcher.job_view import JobView, stored_view
+from samebits.launcher.logs import LogEnds
+from samebits.launcher.processes import (
+    OUT_OF_MEMORY,
+    SCHEDULER,
+    Death,
+    MemoryKills,
+    is_own_child,
+    last_line,
+    node_of,
+    process_names,
+    read_pid_files,
+    reap,
+    send_signal,
+    spoken,
+    watch,
+)
+from samebits.launcher.progress import LOOK_S, JsonScreen, Screen, Showing
+from samebits.launcher.scheduler_link import Linked, SchedulerLink, Unlinked, is_listening
+from samebits.launcher.stalls import Silence, Stalls
+from samebits.launcher.supervising import Dead, Supervisor
+from samebits.service import cause_file, status
+from samebits.service.sightings import Sightings
+from samebits.spelling import spelled
+from samebits.store import durable
+from samebits.store.process_identity import ProcessIdentity
+from samebits.tracebacks import Failure
+
+
+class HeldFolder:
+    """The folder that ``path`` names now; where there is none, the first that it will name."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: int | None = None
+        self.is_there()
+
+    def is_there(self) -> bool:
+        """Whether the path still names it; True where that cannot be told."""
+        try:
+            if self._descriptor is None:
+                with contextlib.suppress(FileNotFoundError):
+                    self._descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                return True
+            return os.path.samestat(self._path.stat(), os.fstat(self._descriptor))
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+
+    def close(self) -> None:
+        """Let go of it."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+
+REPORTS_A_LEASE = 4
+NAMED = 6
+MOST_UNDELIVERED = 256  # decisions that wait for a scheduler; older ones are in nobody's history
+
+LEFT = Verdict(None, "left running", 0)
+
+
+@contextlib.contextmanager
+def naming_what_runs_on(settings: Settings) -> Iterator[None]:
+    """Add to an error that ends this command which processes of the job run on, and what can be done with them."""
+    try:
+        yield
+    except ForeignFolderError:  # the folder is another job's by now, and the message names the processes
+        raise
+    except SameBitsError as error:
+        error.args = (f"{error}{_running_on(settings)}",)
+        raise
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        raise StoreError(f"{where}{durable.reason_of(error)}{_running_on(settings)}") from error
+    except Exception as error:  # a fault of ours is no reason to leave the job without a word either
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        text = f"this command failed: {type(error).__name__}: {error} ({Path(at.filename).name}, line {at.lineno})"
+        for line in f"{text}{_running_on(settings)}".splitlines():
+            print(f"samebits: {line}", file=sys.stderr, flush=True)
+        raise SystemExit(1) from error
+
+
+def _running_on(settings: Settings) -> str:
+    """Return a further line about the living processes of the folder's job, empty if there are none."""
+    names = process_names(job_spec.nodes_of(settings.log_dir, settings))
+    alive = [(name, one) for name, one in read_pid_files(settings.log_dir, names).items() if one.is_alive()]
+    if not alive:
+        return ""
+    named = ", ".join(f"{spoken(name)} ({identity})" for name, identity in alive[:NAMED])
+    more = f" and {len(alive) - NAMED} more" if len(alive) > NAMED else ""
+    return (
+        f"\nthe job runs on without this command, which starts nothing again any more: {named}{more}. Fix: "
+        f"`{spelled('recover')}` goes on with it, `{spelled('stop')}` ends it"
+    )
+
+
+@dataclass(slots=True)
+class Turn:
+    """The result of a driver's turn: lines to print, decisions for the scheduler's history, and workers it started."""
+
+    lines: list[str] = field(default_factory=list)
+    decisions: list[Reason] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
+
+
+class Driver(Protocol):
+    """Starts and drains workers as hosts come and go. ``now`` is in monotonic seconds."""
+
+    @property
+    def is_started(self) -> bool:
+        """Whether ``start`` was called."""
+
+    def start(self, folder: Path) -> int:
+        """Begin to look for hosts; return a descriptor that is readable when there is an answer."""
+
+    def wake_at(self, now: float) -> float | None:
+        """Return when ``turn`` is due even if nothing happens."""
+
+    def takes(self, name: str, identity: ProcessIdentity, status: int | None, now: float, *, has_joined: bool) -> bool:
+        """Return whether a worker's death is the driver's to handle, so that no one else restarts it."""
+
+    def turn(self, view: JobView | None, now: float) -> Turn:
+        """Do what is due."""
+
+    def close(self) -> None:
+        """Stop looking for hosts."""
+
+
+class Follower:
+    """One run of ``follow``."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        signals: Signals,
+        *,
+        restarts: bool = False,
+        logs: LogEnds | None = None,
+        supervisor: Supervisor | None = None,
+        driver: Driver | None = None,
+        tee: Sequence[str] = (),
+        as_json: bool = False,
+    ) -> None:
+        self._settings = settings
+        self._signals = signals
+        self._logs = logs or LogEnds(settings.log_dir)
+        self._supervisor = supervisor
+        self._driver = driver
+        self._undelivered: deque[status.ForHistory] = deque(maxlen=MOST_UNDELIVERED)
+        self._look_at = 0.0  # when to see whether the folder has no supervisor
+        self._report_restarts_at = 0.0  # when to tell the scheduler again that replacements are starting
+        self._start_failed = False  # and that has been said
+        self._silence = Silence()
+        self._memory_kills = MemoryKills()
+        self._causes = cause_file.table_of(settings)
+        self._stalls = Stalls(settings, self._causes)
+        self._sightings = Sightings(settings.node_timeout_s)
+        self._screen = JsonScreen(sys.stdout) if as_json else Screen(sys.stdout)
+        kept = job_spec.read(settings.log_dir)
+        self._script = kept.script if kept is not None else settings.job_name or "train.py"
+        self._showing = Showing(settings, self._screen, Path(self._script).name, tee)
+        self._has_left = False
+        self._link = SchedulerLink(settings)
+        self._folder = HeldFolder(settings.log_dir)
+        self._names: list[str] = []
+        self._watched: dict[int, tuple[str, ProcessIdentity]] = {}
+        self._known: dict[str, ProcessIdentity] = {}
+        self._missing: list[tuple[str, ProcessIdentity]] = []  # gone before they could be watched
+        self._scheduler_death = Death()
+        self._scheduler_judged = False
+        self._is_ours: bool | None = None  # whether the last to answer is this job's scheduler; None: nobody has yet
+        self._address = self._told_address = (
+            ""  # where SCHED_HOST names several: the present, and the last that was told
+        )
+        self._stop_by: str | None = None
+        self._stop_asked = False  # over the present connection
+        self._poll = select.poll()
+        self._asking = Asking(self._poll, self._screen.say, may_leave=not settings.die_with_me)
+        self._following = Following(
+            recovery=settings.enable_recovery,
+            node_timeout_s=settings.node_timeout_s,
+            recover=spelled("recover") if kept is None else kept.finding(spelled("recover")),
+            restarts=restarts,
+            max_world_size=settings.max_worker_num,
+            topo_timeout_s=settings.topo_timeout_s,
+            shrink_grace_s=settings.shrink_grace_s,
+            shutdown_timeout_s=settings.shutdown_timeout_s,
+            clock_time=_clock_time,
+        )
+
+    def run(self, *, stop_by: str | None = None) -> Result:
+        """Follow to the end; everything is said, and whatever had to be ended has ended.
+
+        ``stop_by`` asks for that end at once.
+
+        Raises:
+            ForeignFolderError: LOG_DIR is another folder by now.
+        """
+        try:
+            self._follow(stop_by)
+        finally:
+            self._asking.end()
+            self._link.close()
+            self._folder.close()
+            if self._driver is not None:
+                self._driver.close()
+            if self._supervisor is not None:
+                self._supervisor.let_go()
+        result = self._following.result
+        if result is None:
+            self._screen.close()
+            self._screen.say("the job goes on without this command: `samebits follow` stays with it again")
+            return Result(LEFT)
+        end_summary.say(result, self._following, self._settings, self._screen)
+        return result
+
+    def _follow(self, stop_by: str | None) -> None:
+        for source in (self._signals.fileno(), self._link.fileno()):
+            self._poll.register(source, select.POLLIN)
+        following = self._following
+        self._look_for_processes()
+        following.is_linked = not following.scheduler_runs() and is_listening(self._settings)
+        if stop_by is not None:
+            following.stop_asked(stop_by, time.monotonic())
+        self._supervise()
+        self._carry_out()
+        while following.result is None and not self._has_left:
+            ready = {descriptor for descriptor, _ in self._poll.poll(self._timeout_ms())}
+            self._take_news()
+            self._look_for_processes()
+            self._take_deaths(ready)
+            self._memory_kills.look(time.monotonic())
+            for by in self._signals.take():
+                self._take_signal(by)
+            self._has_left = self._asking.answer(ready, time.monotonic()) is Answer.LEAVE
+            self._supervise()
+            self._carry_out()
+
+    def _timeout_ms(self) -> int:
+        now = time.monotonic()
+        supervisor = self._supervisor
+        start_at = supervisor.wake_at(but=self._not_yet()) if supervisor is not None else None
+        look_at = self._look_at if supervisor is not None else None
+        asked_at = self._asking.wake_at()
+        drive_at = None if self._driver is None else self._driver.wake_at(now)
+        supervised_ats = (start_at, look_at, drive_at, self._report_restarts_at or None)
+        ats = (self._following.wake_at(), self._silence.wake_at(), asked_at, *supervised_ats, now + LOOK_S)
+        return max(0, math.ceil((min(at for at in ats if at is not None) - now) * 1000))
+
+    # ---- what its user wants
+
+    def _take_signal(self, by: str) -> None:
+        now = time.monotonic()
+        if by == CTRL_C and not self._following.is_closing and self._asking.asks(now):
+            return
+        self._asking.end()
+        self._following.stop_asked(by, now)
+
+    # ---- what has happened
+
+    def _take_news(self) -> None:
+        for told in self._link.take():
+            match told:
+                case Linked(address):
+                    self._is_ours, self._stop_asked = None, False
+                    self._address = address
+                case Unlinked():
+                    self._following.unlinked()
+                case JobView():
+                    self._take_view(told)
+
+    def _take_view(self, view: JobView) -> None:
+        if self._is_ours is None:
+            self._is_ours = self._is_of_this_job(view)
+            if self._is_ours:
+                self._following.linked()
+                self._scheduler_judged = False
+                if self._address != self._told_address:
+                    self._told_address = self._address
+                    self._screen.say(f"the scheduler is at {self._address}, term {view.term}")
+            else:
+                where = self._address or f"SCHED_PORT={self._settings.sched_port}"
+                self._screen.say(f"{where} is answered for {view}: that is another job")
+                self._following.unlinked()
+                self._link.look_elsewhere()
+        if self._is_ours:
+            self._following.heard(view, time.monotonic())
+
+    def _is_of_this_job(self, view: JobView) -> bool:
+        """What a scheduler says is in its journal before; one that another job's scheduler keeps has another id."""
+        stored = self._stored_view()
+        return stored is None or stored.job == view.job
+
+    def _stored_view(self) -> JobView | None:
+        if not self._settings.enable_recovery:
+            return None
+        try:
+            return stored_view(self._settings.recovery_path)
+        except JournalDamagedError as error:
+            self._screen.say(str(error))  # how the job ended is then the processes' to say
+            return None
+
+    def _look_for_processes(self) -> None:
+        """Take in what was started since the last look, by whomever."""
+        settings = self._settings
+        self._names = process_names(job_spec.nodes_of(settings.log_dir, settings))  # some are added or removed
+        started = read_pid_files(settings.log_dir, self._names)
+        if not self._folder.is_there():  # whoever is named there belongs to another job
+            self._leave_the_folder()
+            return
+        for name, identity in started.items():
+            if self._known.get(name) == identity:
+                continue
+            self._known[name] = identity
+            descriptor = watch(identity)
+            if name == SCHEDULER:  # even one that came and went since the last look: its journal tells more by now
+                self._scheduler_death, self._scheduler_judged = Death(), False
+            if descriptor is None:
+                if name != SCHEDULER:
+                    self._missing.append((name, identity))
+                continue
+            self._watched[descriptor] = (name, identity)
+            self._poll.register(descriptor, select.POLLIN)
+            is_own = is_own_child(identity)
+            self._following.found(name, identity, is_own=is_own)
+            self._memory_kills.watch(name, identity.pid)
+            if is_own and name != SCHEDULER:
+                self._silence.began(name, identity, time.monotonic())
+
+    def _leave_the_folder(self) -> None:
+        if self._following.is_closing:
+            return
+        running = ", ".join(f"{spoken(name)} ({identity})" for name, identity in self._watched.values())
+        raise ForeignFolderError(
+            f"LOG_DIR={self._settings.log_dir} was moved or deleted, so this command follows no longer; of its job "
+            f"there still run: {running or 'no processes'}. Fix: move it back and call `samebits follow`, or end them"
+        )
+
+    def _take_deaths(self, ready: set[int]) -> None:
+        for descriptor in ready & self._watched.keys():
+            name, identity = self._watched[descriptor]
+            death = reap(identity)
+            if death is None:
+                continue
+            now, is_trained = time.monotonic(), self._training_is_finished()
+            is_done = is_trained and not death.is_bad
+            was_removed, has_joined = name not in self._names, self._has_joined(name, identity)
+            cause = self._cause(name, death)
+            is_lost = not (is_done or was_removed or (death.status == 0 and not has_joined))
+            follows = self._lost(name, identity, death, cause) if is_lost else ""
+            del self._watched[descriptor]
+            self._poll.unregister(descriptor)
+            os.close(descriptor)
+            self._following.died(
+                name,
+                identity,
+                death,
+                cause,
+                now,
+                is_done=is_done,
+                is_trained=is_trained,
+                was_removed=was_removed,
+                has_joined=has_joined,
+                follows=follows,
+            )
+            is_asked_for = death.status is not None and is_trained  # the script cannot always tell it itself
+            if name != SCHEDULER and (death.is_bad or is_asked_for):
+                said = str(cause) if isinstance(cause, Failure) else f"{death}: {cause}" if cause else str(death)
+                self._undelivered.append(
+                    status.process_ended(node_of(name) or "", identity, _observation(death, cause), said)
+                )
+            self._logs.begin(name)  # for whoever is started in its place
+            if name == SCHEDULER:
+                self._scheduler_death = death
+
+    def _cause(self, name: str, death: Death) -> Failure | str:
+        if death.signal == signal.SIGKILL:
+            return self._memory_kills.cause(name)
+        return self._logs.cause(name, death, Path.cwd())
+
+    def _has_joined(self, name: str, identity: ProcessIdentity) -> bool:
+        """Whether the process has called ``samebits.init()``; of another's child that is taken for granted."""
+        return not self._following.is_own(name) or self._has_registered(name, identity)
+
+    def _look_for_silence(self, now: float) -> None:
+        due = self._silence.due(now).items()
+        silent = {name: waited_s for name, (one, waited_s) in due if not self._has_joined(name, one)}
+        self._following.never_joined(list(silent), max(silent.values(), default=0.0))
+
+    def _training_is_finished(self) -> bool:
+        """By the journal, too: a worker may be gone before the scheduler's push is here, but not before its record."""
+        view = self._following.view
+        if view is not None and view.training_finished:
+            return True
+        stored = self._stored_view()
+        return stored is not None and stored.training_finished
+
+    def _judge_scheduler(self) -> None:
+        """Once nobody serves any more: what the journal says of it."""
+        following = self._following
+        if self._scheduler_judged or following.is_linked or following.scheduler_runs():
+            return
+        self._scheduler_judged = True
+        following.scheduler_gone(
+            self._known.get(SCHEDULER),
+            self._scheduler_death,
+            self._stored_view(),
+            last_line(self._settings.log_dir / f"{SCHEDULER}.log"),
+            time.monotonic(),
+        )
+
+    # ---- what is started again
+
+    def _lost(self, name: str, identity: ProcessIdentity, death: Death, cause: Failure | str) -> str:
+        """Take in that a process is gone that the job still needs; return what is done about it, in words."""
+        view, is_failure = self._following.view, isinstance(cause, Failure)
+        if self._supervisor is None or self._following.is_closing:
+            return ""
+        if name != SCHEDULER and death.status is not None and self._training_is_finished():
+            return ""  # its script ended itself: that is the job's end, and not to be tried again
+        known = view.node(node_of(name)) if view is not None else None
+        step = 0 if view is None else view.step if known is None else known.step
+        seen = _observation(death, cause)
+        sort = sort_of(seen, self._causes)
+        if name == SCHEDULER and sort is Sort.OWN:
+            sort = Sort.OUTSIDE  # its program is ours, not the script's, and training goes on meanwhile
+        loss = Loss(sort, f"{seen.error} {death.status}", step)
+        said = f"{spoken(name)} ({identity}) {cause if is_failure else death}"
+        said += f": {cause}" if cause and not is_failure else ""
+        if self._driver is not None and self._supervisor.holds and name != SCHEDULER:
+            has_joined = self._has_joined(name, identity)
+            is_outside = loss.sort is Sort.OUTSIDE or (loss.sort is Sort.OWN and not (has_joined or is_failure))
+            now = time.monotonic()
+            if is_outside and self._driver.takes(name, identity, death.status, now, has_joined=has_joined):
+                return ""  # the decision on its host is shown next
+        is_again = self._supervisor.died(Dead(name, identity, said, death.status, loss), time.monotonic())
+        return "being started again" if is_again else ""
+
+    def _supervise(self) -> None:
+        """Start again what is due, where this process is the folder's supervisor."""
+        supervisor, following, now = self._supervisor, self._following, time.monotonic()
+        if supervisor is None:
+            return
+        if self._look_at <= now:  # the backstop: whatever nobody has told of
+            self._look_at = now + self._settings.monitor_interval_s
+            if not supervisor.holds and supervisor.try_to_hold():
+                self._missing += [(name, one) for name, one in self._known.items() if not one.is_alive()]
+            if following.view is not None and following.view.phase == "training" and following.running():
+                supervisor.get_ready()
+        following.supervised = supervisor.holds
+        if following.is_closing:
+            supervisor.let_go()
+        elif (given_up := supervisor.given_up()) is not None:
+            following.give_up(verdict_of(given_up), now)
+        else:
+            self._start_due(supervisor, now)
+            if self._driver is not None and supervisor.holds:
+                self._drive(self._driver, now)
+        following.restarting = supervisor.is_at_it()
+        self._report_restarts(supervisor, now)
+
+    def _report_restarts(self, supervisor: Supervisor, now: float) -> None:
+        """Keep the scheduler from giving the job up while replacements start, however long their imports take."""
+        if not (supervisor.holds and self._is_ours and self._following.is_linked):
+            self._report_restarts_at = 0.0
+        elif self._report_restarts_at <= now:
+            self._report_restarts_at = now + self._settings.node_timeout_s / REPORTS_A_LEASE
+            workers = (one for one in self._watched.values() if one[0] != SCHEDULER)
+            if supervisor.is_at_it() or not all(self._has_registered(*one) for one in workers):
+                self._link.tell(status.restarting())
+
+    def _has_registered(self, name: str, identity: ProcessIdentity) -> bool:
+        """Whether this worker is no longer starting: the scheduler knows it, or its log shows ``samebits.init()``."""
+        view = self._following.view
+        is_known = view is not None and any(node.identity == identity for node in view.nodes)
+        return is_known or self._logs.has_spoken(name)
+
+    def _drive(self, driver: Driver, now: float) -> None:
+        """Start and drain workers as hosts come and go, and have the scheduler keep each decision."""
+        if not driver.is_started:
+            self._poll.register(driver.start(Path.cwd()), select.POLLIN)
+        turn = driver.turn(self._following.view, now)
+        for line in turn.lines:
+            self._screen.say(line)
+        self._undelivered += [status.decision(one.text, one.drain) for one in turn.decisions]
+        for name in turn.started:
+            self._logs.begin(name)
+        if turn.started:
+            self._look_for_processes()
+
+    def _not_yet(self) -> tuple[str, ...]:
+        """A scheduler is started only once it is judged what its journal says: it may have ended the job."""
+        return () if self._scheduler_judged else (SCHEDULER,)
+
+    def _start_due(self, supervisor: Supervisor, now: float) -> None:
+        try:
+            view = self._following.view
+            started = supervisor.start_due(now, job=view.job if view is not None else "", but=self._not_yet())
+        except SameBitsError as error:
+            self._screen.say(f"{error}; it is tried again until it works")
+            self._start_failed = True
+            return
+        for one in started:
+            self._logs.begin(one.new_name)
+            if one.new_name != one.name:
+                self._following.forget(one.name)
+                self._known.pop(one.name, None)
+        if started:
+            if self._start_failed:
+                self._start_failed = False
+                self._screen.say("processes can be started again")
+            self._look_for_processes()
+
+    def _deliver(self) -> None:
+        """What the scheduler is to keep, once there is one that this follower is sure of."""
+        while self._undelivered and self._is_ours and self._following.is_linked:
+            self._link.tell(self._undelivered.popleft())
+
+    # ---- what follows from it
+
+    def _tell_of_missing(self) -> None:
+        """Once it is known how the job stands: in one that is over nobody is missed."""
+        following = self._following
+        if following.view is None or following.is_closing:
+            return
+        while self._missing:
+            name, identity = self._missing.pop()
+            if self._known.get(name) == identity and not following.has_left(name):
+                following.found(name, identity, is_own=False)
+                follows = self._lost(name, identity, Death(), "")
+                following.died(name, identity, Death(), "", time.monotonic(), follows=follows)
+
+    def _carry_out(self) -> None:
+        self._judge_scheduler()
+        self._tell_of_missing()
+        self._deliver()
+        following, now = self._following, time.monotonic()
+        self._look_at_workers(now)
+        self._look_for_silence(now)
+        orders = following.passed(now)
+        for line in orders.lines:
+            self._screen.say(line)
+        self._stop_by = orders.stop_by or self._stop_by
+        if self._stop_by is not None and self._is_ours and not self._stop_asked:
+            self._link.ask_to_stop(self._stop_by)
+            self._stop_asked = True
+        for identity, number in orders.signals:
+            send_signal(identity, number)
+        if not following.is_closing:
+            self._look_at_stalls(now)
+            is_linked, running = following.is_linked, following.running()
+            self._showing.show(following.view, is_linked=is_linked, running=running, now=now)
+        else:
+            self._showing.show_lines()
+            self._showing.show_notices(following.view)
+
+    def _look_at_workers(self, now: float) -> None:
+        """What is odd of them is told while the scheduler answers: later it is another scheduler's question."""
+        if self._is_ours and self._following.is_linked and not self._following.is_closing:
+            for seen in self._sightings.look(self._workers_here(), now):
+                self._link.tell(seen)
+
+    def _workers_here(self) -> dict[str, ProcessIdentity]:
+        """Living processes, by node."""
+        return {node: identity for name, identity in self._watched.values() if (node := node_of(name)) is not None}
+
+    def _look_at_stalls(self, now: float) -> None:
+        """Where the job does not come on: what this machine's processes are in, and the end of who cannot end."""
+        following = self._following
+        self._stalls.look(following.view if following.is_linked else None, self._workers_here(), now)
+        found = self._stalls.take(now, may_end=following.supervised and following.is_linked)
+        for line in found.lines:
+            self._screen.say(line)
+        for identity in found.end:
+            send_signal(identity, signal.SIGKILL)
+
+
+def _observation(death: Death, cause: Failure | str) -> Observation:
+    """What is known of a death by its status and its log."""
+    if isinstance(cause, Failure):
+        return Observation(death.status, death.signal, cause.error, is_failure=True)
+    is_out_of_memory = cause.startswith(OUT_OF_MEMORY)
+    return Observation(death.status, death.signal, cause or str(death), is_out_of_memory=is_out_of_memory)
+
+
+def _clock_time(at: float) -> str:
+    """What a clock on the wall shows at this moment of the monotonic clock."""
+    return time.strftime("%H:%M:%S", time.localtime(time.time() + at - time.monotonic()))

@@ -1,0 +1,561 @@
+"""A follower's decisions: what to print, which processes to signal, and when and how the job is over.
+
+Pure: clock, descriptors and terminal belong to ``samebits.launcher.follower``. How a job ended is decided by its
+scheduler, or by its journal if the scheduler is gone; the processes decide only when none of them is left to wait for.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+
+from samebits.core.lines import replaces
+from samebits.core.restarts import NO_WORKER_LEFT
+from samebits.launcher.exit_report import (
+    FINISHED,
+    KINDS,
+    MISSING_LINES,
+    Deaths,
+    End,
+    Verdict,
+    advice,
+    has_no_slot,
+    sentence,
+    verdict_of_all,
+    what_others_do,
+)
+from samebits.launcher.job_view import EndKind, JobView, Presence, WorkerView, names_spare
+from samebits.launcher.processes import SCHEDULER, Death, name_of, node_of, spoken
+from samebits.store.process_identity import ProcessIdentity
+from samebits.tracebacks import Failure
+
+
+def changes(before: JobView | None, now: JobView, ages: Mapping[str, float] | None = None) -> list[str]:
+    """One sentence for each change of who holds the slots; none where the job has not begun, or names nobody.
+
+    ``ages`` says how many seconds ago the process of a node was seen to be gone.
+    """
+    if before is None or before.job != now.job or not (before.nodes and now.nodes) or before.generation == 0:
+        return []
+    lines = [_taken(before, old, new, (ages or {}).get(old.node)) for old, new in _successions(before, now)]
+    given_up = _given_up(before, now)
+    if given_up:
+        lines.append(f"the world goes on without worker {', '.join(given_up)}: {_size(now)}")
+    joined = _joined(before, now)
+    if joined:
+        lines.append(f"worker {', '.join(joined)} joined: {_size(now)}")
+    lines += [f"worker {node} is back as a spare" for node in _spared(before, now)]
+    return lines
+
+
+def _successions(before: JobView, now: JobView) -> list[tuple[WorkerView, WorkerView]]:
+    holders = {worker.slot: worker for worker in before.workers}
+    pairs = [(holders[worker.slot], worker) for worker in now.workers if worker.slot in holders]
+    return [(old, new) for old, new in pairs if old.node != new.node]
+
+
+def _taken(before: JobView, old: WorkerView, new: WorkerView, age_s: float | None) -> str:
+    after = "" if age_s is None else f" after {age_s:.2f} s"
+    if replaces(new.node, old.node):
+        return f"worker {old.node}'s replacement, node {new.node} (pid {new.identity.pid}), took slot {new.slot}{after}"
+    is_spare = before.is_spare(new.node)
+    text = f"{'spare' if is_spare else 'worker'} {new.node} (pid {new.identity.pid}) took slot {new.slot} of worker "
+    goes_on = f"; brought back, worker {old.node} becomes a spare" if is_spare and before.has_one_size else ""
+    return f"{text}{old.node}{goes_on}"
+
+
+def _given_up(before: JobView, now: JobView) -> list[str]:
+    held = {worker.slot for worker in now.workers}
+    return [one.node for one in before.workers if not one.is_joining and one.slot not in held]
+
+
+def _joined(before: JobView, now: JobView) -> list[str]:
+    members = {worker.slot for worker in before.workers if not worker.is_joining}
+    return [one.node for one in now.workers if not one.is_joining and one.slot not in members]
+
+
+def _spared(before: JobView, now: JobView) -> list[str]:
+    known = {one.node for one in before.workers + before.retired}
+    return [one.node for one in now.spares if one.node in known and one.presence is Presence.ALIVE]
+
+
+def _size(view: JobView) -> str:
+    return f"{view.world_size} worker{'s' if view.world_size != 1 else ''}"
+
+
+LEAVE_SHARE = 0.6  # of SHUTDOWN_TIMEOUT: what a worker that was told to end may take before SIGTERM
+LEAVE_AFTER_FINISH_S = 30.0  # its program may still have something to write
+AFTER_SCHEDULER_S = 1.0  # it waits for all it knows, so a stranger that runs on was never told
+FAILED_LEAVE_S, FAILED_KILL_S = 5.5, 8.5  # ENABLE_RECOVERY=0: all is over within 10 s of the first death
+
+TERM = signal.SIGTERM
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The follower's end. ``call_again``: processes of the job wait for a scheduler that gave it up too early."""
+
+    verdict: Verdict
+    call_again: bool = False
+
+
+@dataclass(slots=True)
+class _Local:
+    identity: ProcessIdentity
+    is_own: bool
+    runs: bool = True
+    end: End | None = None  # of a worker or spare
+
+
+@dataclass(slots=True)
+class Orders:
+    """What the caller carries out, in this order."""
+
+    lines: list[str] = field(default_factory=list)
+    stop_by: str | None = None
+    signals: list[tuple[ProcessIdentity, signal.Signals]] = field(default_factory=list)
+
+
+class Following:
+    """One follower's judgement. Every method takes ``now`` in monotonic seconds; ``orders`` collects what follows.
+
+    Args:
+        recovery: ENABLE_RECOVERY.
+        node_timeout_s: NODE_TIMEOUT.
+        recover: what a user types to bring back what is gone.
+        restarts: whether this follower has just started what was gone, and may be called again to do so.
+        max_world_size: MAX_WORKER_NUM: from it on numbers name spares.
+        topo_timeout_s, shrink_grace_s: TOPO_TIMEOUT, SHRINK_GRACE.
+        shutdown_timeout_s: SHUTDOWN_TIMEOUT, from the first request to end to SIGKILL.
+        clock_time: what the user's clock shows at a moment of ``now``.
+    """
+
+    def __init__(
+        self,
+        *,
+        recovery: bool,
+        node_timeout_s: float,
+        recover: str,
+        restarts: bool = False,
+        max_world_size: int = 0,
+        topo_timeout_s: float = 1800.0,
+        shrink_grace_s: float = 10.0,
+        shutdown_timeout_s: float = 10.0,
+        clock_time: Callable[[float], str] = "{:g}".format,
+    ) -> None:
+        self.view: JobView | None = None
+        self.is_linked = False
+        self.is_closing = False
+        self.result: Result | None = None
+        self.supervised = False  # whoever dies is started again
+        self.restarting = False  # and somebody is to be who is not yet
+        self._recovery = recovery
+        self._patience_s = 2 * node_timeout_s + 1
+        self._recover = recover
+        self._restarts = restarts
+        self._max_world_size = max_world_size
+        self._topo_timeout_s = topo_timeout_s
+        self._shrink_grace_s = shrink_grace_s
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._leave_s = LEAVE_SHARE * shutdown_timeout_s
+        self._clock_time = clock_time
+        self._deaths = Deaths()
+        self._scheduler_why = ""  # its death, as long as it is not said
+        self._failed_with = ""  # how the scheduler ended that was started last and never served
+        self._fails_alike = False  # and the one before it had ended in the same way, so that nothing is said again
+        self._local: dict[str, _Local] = {}
+        self._replaced: list[_Local] = []  # whose ends may be told after that of whoever was started in their place
+        self._again: list[tuple[str, _Local]] = []  # names that were started again, with whom they named before
+        self._died_at: dict[str, float] = {}  # node → when its process was seen to be gone
+        self._is_trained = False  # training is finished, for all that was told of deaths
+        self._was_linked = False
+        self._scheduler_gone = False
+        self._first_death = self._first_cause = ""
+        self._is_judged_here = False  # by what its processes said: the scheduler only carries the end out
+        self._verdict: Verdict | None = None
+        self._stop_by: str | None = None
+        self._has_signalled = False
+        self._starts_again = restarts  # at the end: a supervisor has let go by then
+        self._targets: list[_Local] = []
+        self._nobody_tells_at: float | None = None  # the scheduler is gone: whom it knew not, it told not
+        self._term_at: float | None = None
+        self._kill_at: float | None = None
+        self._deserted_at: float | None = None  # when the last worker was gone
+        self._orders = Orders()
+
+    # ---- what the caller tells
+
+    def found(self, name: str, identity: ProcessIdentity, *, is_own: bool) -> None:
+        """A living process under this name, new or in place of an older one."""
+        before = self._local.get(name)
+        self._local[name] = _Local(identity, is_own)
+        if name == SCHEDULER:
+            self._scheduler_gone = False
+        if before is not None and not self.is_closing:
+            self._replaced.append(before)
+            self._again.append((name, before))
+
+    def died(
+        self,
+        name: str,
+        identity: ProcessIdentity,
+        death: Death,
+        cause: Failure | str,
+        now: float,
+        *,
+        is_done: bool = False,
+        is_trained: bool = False,
+        was_removed: bool = False,
+        has_joined: bool = True,
+        follows: str = "",
+    ) -> None:
+        """Take in that a process has ended; ``cause`` is what it said about that, empty if nothing.
+
+        ``is_trained``: training is finished. ``is_done``: so that a worker is expected to go. ``was_removed``: it was
+        told to go. ``has_joined``: it had called ``samebits.init()``. ``follows``: what is done about its end.
+        """
+        self._is_trained = self._is_trained or is_trained
+        known = (*self._local.values(), *self._targets, *self._replaced)
+        local = next((one for one in known if one.identity == identity), None)
+        if local is None:
+            return
+        local.runs = False
+        if was_removed and not self.is_closing:
+            self._say(f"{self._title(name)} (pid {identity.pid}), which was removed, {death}")
+        elif name != SCHEDULER and (death.is_bad or not is_done):
+            end = End(node_of(name) or "", identity.pid, death, cause, self._is_spare(name), has_joined, follows)
+            self._worker_died(local, end, now)
+
+    def forget(self, name: str) -> None:
+        """The process of this name is gone, and one of another name was started in its place."""
+        self._local.pop(name, None)
+
+    def give_up(self, verdict: Verdict, now: float) -> None:
+        """The job is to end, for whoever starts its processes starts none any more."""
+        self._is_judged_here, self._orders.stop_by = True, verdict.cause
+        self._close(verdict, now, self._leave_s)
+
+    def never_joined(self, names: list[str], after_s: float) -> None:
+        """Tell that these processes have not called ``samebits.init()``, ``after_s`` seconds after they were found."""
+        nodes = [node_of(name) or "" for name in names if name in self._local and self._local[name].runs]
+        if nodes and not self.is_closing:
+            who = f"workers {', '.join(nodes)} have" if len(nodes) > 1 else f"worker {nodes[0]} has"
+            self._say(
+                f"{who} run for {after_s:.0f} s and not called samebits.init(), with which a worker joins the job. "
+                f"Fix: if the script never makes it, add {MISSING_LINES}"
+            )
+
+    def linked(self) -> None:
+        """The scheduler can be reached."""
+        if (self._scheduler_gone or self._fails_alike) and not self.is_closing:
+            self._say("the scheduler is back")
+        self._failed_with, self._fails_alike = "", False
+        self.is_linked = self._was_linked = True
+        self._scheduler_gone = False
+
+    def unlinked(self) -> None:
+        """The scheduler cannot be reached any more."""
+        self.is_linked = False
+
+    def heard(self, view: JobView, now: float) -> None:
+        """The scheduler has told how the job stands."""
+        if not view.nodes and self.view is not None and self.view.job == view.job:
+            # Of a large job only the first snapshot names them.
+            view = replace(view, workers=self.view.workers, spares=self.view.spares, retired=self.view.retired)
+        ages = {node: now - at for node, at in self._died_at.items()}
+        changed = [] if self.is_closing else changes(self.view, view, ages)
+        if changed:  # who died comes before what became of it
+            self._say_deaths(now)
+        self._orders.lines += changed
+        before = self.view.standstill if self.view is not None else ""
+        if view.standstill != before and not self.is_closing:
+            self._orders.lines.append(view.standstill or "the job comes on")
+        self.view = view
+        if view.phase == "training" and view.alive == view.world_size:
+            self._first_death = ""  # made good: it is the cause of nothing that comes
+        self._judge_by(view, now)
+
+    def scheduler_gone(
+        self, identity: ProcessIdentity | None, death: Death, stored: JobView | None, last_line: str, now: float
+    ) -> None:
+        """No scheduler of this job runs any more; ``stored`` is what its journal says."""
+        self._scheduler_gone = True
+        if stored is not None and (self.view is None or stored.job_finished or stored.ended is not None):
+            self.view = stored
+        if self._verdict is None and stored is not None:
+            self._judge_by(stored, now)
+        if self._verdict is None and death.status is not None:
+            self._judge_by_status(death.status, last_line, now)
+        if self.is_closing:
+            self._nobody_tells_at = now + AFTER_SCHEDULER_S
+            return
+        who = "the scheduler" + (f" (pid {identity.pid})" if identity else "")
+        why = f"{who} {death}" + (f": {last_line}" if death.status is not None and last_line else "")
+        if not self._recovery:
+            self._first_death = self._first_death or why
+            self._close(Verdict.unfinished(EndKind.FAILED, f"{why} (ENABLE_RECOVERY=0: the job ends)"), now, 0.0)
+        elif self._workers_run():
+            self._first_death = self._first_death or why
+            how = f"{death}: {last_line}" if death.status is not None and last_line else ""
+            self._fails_alike, self._failed_with = bool(how) and how == self._failed_with, how
+            self._scheduler_why = "" if self._fails_alike else why
+            self._deaths.hold(now)
+
+    def stop_asked(self, by: str, now: float) -> None:
+        """The user wants the whole job to end; asked again, at once."""
+        if self._stop_by is not None:
+            self._say("ending what is left at once")
+            self._kill_at = now
+            return
+        self._stop_by = self._orders.stop_by = by
+        self._say(f"{by}: ending the job")
+        at_once = self.is_closing or self._scheduler_gone
+        self._close(self._verdict, now, self._leave_s)
+        if at_once and self._term_at is not None:
+            self._term_at = now
+
+    def passed(self, now: float) -> Orders:
+        """Everything that was seen is told: what is to be done now."""
+        if self._workers_run():
+            self._deserted_at = None
+        elif self._deserted_at is None:
+            self._deserted_at = now
+        if not self.is_closing:
+            self._judge_by_processes(now)
+        due_at = self._deaths.due_at()
+        if due_at is not None and (due_at <= now or not self._workers_run()):
+            self._say_deaths(now)
+        self._say_again(now)
+        if self.is_closing:
+            self._send_due_signals(now)
+            self._judge_end()
+        orders, self._orders = self._orders, Orders()
+        return orders
+
+    def wake_at(self) -> float | None:
+        """When ``passed`` must be called again even if nothing happens."""
+        deadlines = (self._nobody_tells_at, self._term_at, self._kill_at, self._deserted_by(), self._deaths.due_at())
+        return min((at for at in deadlines if at is not None), default=None)
+
+    def has_left(self, name: str) -> bool:
+        """Whether this worker gave its seat up on purpose."""
+        known = None if self.view is None else self.view.node(node_of(name))
+        return known is not None and known.presence is Presence.LEFT
+
+    def running(self) -> int:
+        """How many workers of this machine run, as far as it is known that they are no spares."""
+        return sum(local.runs for name, local in self._local.items() if name != SCHEDULER and not self._is_spare(name))
+
+    def is_own(self, name: str) -> bool:
+        """Whether this follower started the process of this name."""
+        return name in self._local and self._local[name].is_own
+
+    def scheduler_runs(self) -> bool:
+        """Whether the scheduler that was started here runs."""
+        return SCHEDULER in self._local and self._local[SCHEDULER].runs
+
+    # ---- deaths
+
+    def _worker_died(self, local: _Local, end: End, now: float) -> None:
+        if self.is_closing:
+            # The scheduler was faster to tell than the kernel: a signal that is not ours is what it was about.
+            if end.death.signal is not None and not self._has_signalled and self._stop_by is None:
+                self._first_death = self._first_death or str(end)
+            is_script = bool(end.death.status) and not has_no_slot(end, self.view)
+            if self._verdict == FINISHED and is_script and not self._has_signalled and self._stop_by is None:
+                # Its exit status came too late for the scheduler, which took the script for done.
+                self._verdict = Verdict.unfinished(EndKind.SCRIPT_FAILED, str(end), end.death.status or 0)
+            if end.is_of_the_script and self._stop_by is None and not self._has_signalled:
+                self._deaths.add(end, now)
+            return
+        local.end = end
+        self._died_at[end.node] = now
+        if (end.death.is_bad or end.is_failure or end.is_stranger) and not self._first_death:
+            self._first_death = str(end)
+            self._first_cause = end.cause.error if isinstance(end.cause, Failure) else end.cause
+        if self._recovery or end.is_stranger:
+            self._deaths.add(end, now)
+        elif end.death.is_bad:  # of any other end the scheduler knows whether it was meant
+            self._say(f"{end} (ENABLE_RECOVERY=0: the job ends)")
+            self._close(Verdict.unfinished(EndKind.FAILED, str(end)), now, FAILED_LEAVE_S)
+
+    def _say_deaths(self, now: float) -> None:
+        for alike in self._deaths.take():
+            self._say(sentence(alike) + self._what_follows(alike, now))
+        if self._scheduler_why and not self.is_closing and self._workers_run():
+            view = self.view
+            trains = view is not None and (view.phase == "training" or (view.from_journal and view.generation > 0))
+            goes_on = "training goes on without it" if trains else "its workers wait for it"
+            is_back = self.scheduler_runs()
+            why, _, first = self._scheduler_why.partition(". Fix: ")
+            then = "" if self.supervised else f"{self._recover} brings it back"
+            fix = "; then ".join(part for part in (first, then) if part)
+            self._say(self._scheduler_why if is_back else f"{why}; {goes_on}" + (f". Fix: {fix}" if fix else ""))
+        self._scheduler_why = ""
+
+    def _say_again(self, now: float) -> None:
+        """Who was started again, once it is told what became of those before."""
+        due = [] if self.is_closing else [(name, before) for name, before in self._again if not before.runs]
+        if due:
+            self._say_deaths(now)
+        for name, before in due:
+            self._again.remove((name, before))
+            self._replaced.remove(before)
+            if name != SCHEDULER or not self._fails_alike:
+                self._say(f"{self._title(name)} was started again (pid {self._local[name].identity.pid})")
+
+    def _what_follows(self, alike: list[End], now: float) -> str:
+        """What the others do meanwhile, and what the user can do; nothing where the job ends, or that was done."""
+        if self.is_closing or not self._workers_run() or all(self._is_started_again(end) for end in alike):
+            return ""
+        meanwhile = ""
+        if alike[0].has_own_advice:
+            return ""
+        if self.supervised:
+            return f"; {alike[0].follows}" if alike[0].follows else ""
+        if self._recovery and self.running() and not all(has_no_slot(end, self.view) for end in alike):
+            until = self._clock_time(now + self._topo_timeout_s)
+            meanwhile = what_others_do(
+                len(alike),
+                self.view,
+                waiting=f"until {until} (TOPO_TIMEOUT={self._topo_timeout_s:g} s)",
+                shrinking=f"after {self._shrink_grace_s:g} s (SHRINK_GRACE)",
+            )
+        return meanwhile + advice(alike, self._recover)
+
+    def _is_started_again(self, end: End) -> bool:
+        """Whether another process has its name by now."""
+        local = self._local.get(name_of(end.node))
+        return local is not None and local.identity.pid != end.pid
+
+    # ---- how it ended
+
+    def _judge_by(self, view: JobView, now: float) -> None:
+        if self._is_judged_here:
+            return
+        if view.job_finished:
+            self._verdict = FINISHED
+            self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)
+        elif view.ended is not None:
+            self._verdict = Verdict.unfinished(view.ended.kind, view.ended.cause, view.ended.status)
+            self._close(self._verdict, now, self._leave_s)
+
+    def _judge_by_status(self, status: int, last_line: str, now: float) -> None:
+        if status in KINDS:
+            self._close(Verdict.unfinished(KINDS[status], last_line), now, self._leave_s)
+        elif status == 0 and not self._recovery:
+            self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)
+        elif status != 0 and not self._was_linked and not self._restarts:
+            # It never served: what was started together with it has nobody to wait for.
+            self._close(Verdict(EndKind.FAILED, f"the scheduler could not start: {last_line}", status), now, 0.0)
+
+    def _judge_by_processes(self, now: float) -> None:
+        if self._workers_run():
+            return
+        ends = [local.end for name, local in self._local.items() if name != SCHEDULER and local.end is not None]
+        verdict = verdict_of_all(ends, self.view, is_trained=self._is_trained)
+        has_trained = self.view is not None and self.view.generation > 0
+        if self.restarting and (verdict is None or has_trained):
+            return  # trying again may help
+        if verdict is not None:
+            self._is_judged_here = True
+            self._orders.stop_by = verdict.cause
+            self._close(verdict, now, self._leave_s)
+        elif self._scheduler_gone and self._has_trained_here(ends):
+            self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)  # on another host, whose journal says so
+        elif self._scheduler_gone:
+            gone = "every process of the job is gone"
+            self._close(Verdict.unfinished(EndKind.INTERRUPTED, self._first_death or gone), now, 0.0)
+        elif (due := self._deserted_by()) is not None and due <= now:
+            cause = f"no worker is left, and none has registered; first cause: {self._first_death or 'unknown'}"
+            self._is_judged_here, self._orders.stop_by = True, cause
+            self._close(Verdict.unfinished(EndKind.INTERRUPTED, cause), now, self._leave_s)
+
+    def _has_trained_here(self, ends: list[End]) -> bool:
+        """Whether training was finished when the scheduler was last heard of, and all here have ended well since."""
+        return self.view is not None and self.view.training_finished and all(end.death.status == 0 for end in ends)
+
+    def _deserted_by(self) -> float | None:
+        """When a job that nobody has joined is given up: its scheduler would wait for strangers."""
+        if self._deserted_at is None or self.view is None or self.view.workers or self.is_closing or self.restarting:
+            return None
+        return self._deserted_at + self._patience_s
+
+    # ---- closing
+
+    def _close(self, verdict: Verdict | None, now: float, leave_s: float) -> None:
+        """The job is over, or is to be: whoever is left has ``leave_s`` to go by himself."""
+        self._verdict = self._verdict or verdict
+        if self.is_closing:
+            return
+        self.is_closing = True
+        self._starts_again = self._restarts or self.supervised
+        self._targets = [local for local in self._local.values() if local.runs and not self._is_spared(local)]
+        self._term_at = now + leave_s
+        is_long = leave_s > self._leave_s
+        self._kill_at = now + (leave_s + self._shutdown_timeout_s / 2 if is_long else self._shutdown_timeout_s)
+        if verdict is not None and verdict.kind is EndKind.FAILED:
+            self._kill_at = now + min(FAILED_KILL_S, self._shutdown_timeout_s)
+
+    def _is_spared(self, local: _Local) -> bool:
+        """Whether this is a worker that the scheduler did not know of when it ended the job.
+
+        It waits for the next scheduler. Another follower has started it and looks after it, or this one has, and is
+        called again if the job was given up only because no worker was left.
+        """
+        verdict = self._verdict
+        if self._stop_by is not None or verdict is None or verdict.kind is not EndKind.INTERRUPTED:
+            return False
+        is_called_again = self._starts_again and verdict.cause.startswith(NO_WORKER_LEFT)
+        return (is_called_again or not local.is_own) and not self._is_known(local)
+
+    def _is_known(self, local: _Local) -> bool:
+        """Whether the scheduler knows this process, or it is the scheduler."""
+        if self._local.get(SCHEDULER) is local:
+            return True
+        return self.view is not None and local.identity in {one.identity for one in self.view.nodes}
+
+    def _send_due_signals(self, now: float) -> None:
+        if self._nobody_tells_at is not None and self._nobody_tells_at <= now:
+            self._nobody_tells_at = None
+            has_told = self._verdict is not None
+            self._signal([one for one in self._targets if one.runs and not (has_told and self._is_known(one))], TERM)
+        if self._kill_at is not None and self._kill_at <= now:
+            self._kill_at = self._term_at = self._nobody_tells_at = None
+            self._signal([local for local in self._targets if local.runs], signal.SIGKILL)
+        elif self._term_at is not None and self._term_at <= now:
+            self._term_at = None
+            self._signal([local for local in self._targets if local.runs], TERM)
+
+    def _signal(self, locals_: list[_Local], number: signal.Signals) -> None:
+        self._has_signalled = self._has_signalled or bool(locals_)
+        self._orders.signals += [(local.identity, number) for local in locals_]
+
+    def _judge_end(self) -> None:
+        if any(local.runs for local in self._targets):
+            return
+        verdict = self._verdict or Verdict.unfinished(EndKind.STOPPED, f"stopped by {self._stop_by or 'its user'}")
+        waiting = any(local.runs and self._is_spared(local) for local in self._local.values())
+        self.result = Result(verdict, call_again=self._starts_again and waiting)
+
+    # ---- small things
+
+    def first_death(self, cause: str) -> str:
+        """The first process that was seen to die, and of what; empty where none was, or ``cause`` says it already."""
+        is_told = self._first_death in cause or (self._first_cause and self._first_cause in cause)
+        return "" if is_told else self._first_death
+
+    def _workers_run(self) -> bool:
+        """Whether a worker of this machine runs, or a spare that may become one."""
+        return any(local.runs for name, local in self._local.items() if name != SCHEDULER)
+
+    def _is_spare(self, name: str) -> bool:
+        node = node_of(name)
+        return names_spare(node, self._max_world_size) if self.view is None else self.view.is_spare(node)
+
+    def _title(self, name: str) -> str:
+        return f"spare {node_of(name)}" if self._is_spare(name) else spoken(name)
+
+    def _say(self, text: str) -> None:
+        self._orders.lines.append(text)

@@ -1,0 +1,198 @@
+"""Ctrl-C on a terminal asks before it ends a job: the question, its answers, and reading one key.
+
+What an answer means is decided by the clock that the caller holds; the terminal is set for single keys only while the
+question stands. The one idea: a slip of the hand must not end a job of days, and a second Ctrl-C must.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import termios
+import tty
+from collections.abc import Callable, Container, Sequence
+from enum import Enum
+from typing import Any
+
+CTRL_C = "Ctrl-C"
+_BY_SIGNAL = {signal.SIGINT: CTRL_C}
+_ALWAYS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Signals:
+    """SIGINT, SIGTERM and ``more`` as something to poll on; the earlier handlers are back at the end."""
+
+    def __init__(self, more: Sequence[signal.Signals] = ()) -> None:
+        self.caught: list[int] = []
+        self._numbers = (*_ALWAYS, *more)
+
+    def __enter__(self) -> Signals:
+        self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._before = {number: signal.signal(number, self._catch) for number in self._numbers}
+        self._wakeup_before = signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        signal.set_wakeup_fd(self._wakeup_before)
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        os.close(self._readable)
+        os.close(self._writable)
+
+    def _catch(self, number: int, _: object) -> None:
+        self.caught.append(number)
+        # One that came between handler and descriptor was not written by the interpreter. Blocking it for that moment
+        # would not do: another thread may take it.
+        with contextlib.suppress(BlockingIOError):  # full: it is readable as it is
+            os.write(self._writable, b"\0")
+
+    def fileno(self) -> int:
+        """Readable after a signal."""
+        return self._readable
+
+    def take(self) -> list[str]:
+        """Who asked to stop since the last call."""
+        with contextlib.suppress(BlockingIOError):  # nothing came
+            os.read(self._readable, 4096)
+        taken, self.caught = self.caught, []
+        return [_BY_SIGNAL.get(one, one.name) for number in taken if (one := signal.Signals(number))]
+
+
+ASK_S = 3.0
+TEXT = f"Ctrl-C again within {ASK_S:g} s ends the job; d leaves it running and goes; anything else: it goes on"
+TEXT_OF_STARTER = f"Ctrl-C again within {ASK_S:g} s ends the job; anything else: it goes on (DIE_WITH_ME=1)"
+
+
+class Answer(Enum):
+    """What became of the question."""
+
+    ASKED = "asked"
+    END = "end"
+    LEAVE = "leave"
+    GO_ON = "go on"
+
+
+class Question:
+    """Whether the job is to end; ``now`` is in monotonic seconds. ``may_leave``: whether it can go on without us."""
+
+    def __init__(self, *, may_leave: bool = True) -> None:
+        self._may_leave = may_leave
+        self._until: float | None = None
+
+    def interrupted(self, now: float) -> Answer:
+        """Ctrl-C: the first one asks, the second one means it."""
+        if self._until is not None and now < self._until:
+            self._until = None
+            return Answer.END
+        self._until = now + ASK_S
+        return Answer.ASKED
+
+    def pressed(self, keys: bytes) -> Answer | None:
+        """Keys; None where nothing was asked, or none was pressed."""
+        if self._until is None or not keys:
+            return None
+        self._until = None
+        return Answer.LEAVE if self._may_leave and keys[:1] in (b"d", b"D") else Answer.GO_ON
+
+    def passed(self, now: float) -> Answer | None:
+        """The time is over, and nobody meant it."""
+        if self._until is None or now < self._until:
+            return None
+        self._until = None
+        return Answer.GO_ON
+
+    def wake_at(self) -> float | None:
+        """When ``passed`` has something to say."""
+        return self._until
+
+
+class Keys:
+    """Single keys of this process's terminal, while they are wanted."""
+
+    def __init__(self) -> None:
+        self._before: list[Any] | None = None
+
+    @staticmethod
+    def can_ask() -> bool:
+        """Whether a person sits there: both ends are a terminal's, and this process is in its foreground."""
+        try:
+            is_person = sys.stdin.isatty() and sys.stdout.isatty()
+            return is_person and os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+        except (OSError, ValueError, AttributeError):
+            return False
+
+    def fileno(self) -> int:
+        """Readable when a key was pressed."""
+        return sys.stdin.fileno()
+
+    def begin(self) -> None:
+        """From now on a key comes at once, and is not shown; what was pressed before is dropped."""
+        if self._before is None:
+            with contextlib.suppress(OSError, termios.error):
+                self._before = termios.tcgetattr(self.fileno())
+                tty.setcbreak(self.fileno(), termios.TCSADRAIN)
+                while select.select([self.fileno()], [], [], 0.0)[0] and self.read():
+                    pass  # tcflush would also drop a Ctrl-C that the terminal has not made a signal of yet
+
+    def end(self) -> None:
+        """The terminal is as it was."""
+        if self._before is not None:
+            with contextlib.suppress(OSError, termios.error):
+                termios.tcsetattr(self.fileno(), termios.TCSADRAIN, self._before)
+            self._before = None
+
+    def read(self) -> bytes:
+        """What was pressed, up to a few keys."""
+        try:
+            return os.read(self.fileno(), 16)
+        except OSError:
+            return b""
+
+
+class Asking:
+    """The question on this process's terminal, among whatever else a follower waits for.
+
+    Args:
+        poll: what it waits with.
+        say: shows a line.
+        may_leave: whether the job can go on without this process.
+    """
+
+    def __init__(self, poll: select.poll, say: Callable[[str], object], *, may_leave: bool = True) -> None:
+        self._poll, self._say = poll, say
+        self._text = TEXT if may_leave else TEXT_OF_STARTER
+        self._question, self._keys = Question(may_leave=may_leave), Keys()
+
+    def asks(self, now: float) -> bool:
+        """Ctrl-C was pressed: whether that only asks; else it is meant."""
+        if not self._keys.can_ask() or self._question.interrupted(now) is not Answer.ASKED:
+            return False
+        self._keys.begin()
+        self._poll.register(self._keys.fileno(), select.POLLIN)
+        self._say(self._text)
+        return True
+
+    def answer(self, ready: Container[int], now: float) -> Answer | None:
+        """What became of it, once: ``ready`` are the descriptors that can be read."""
+        if self._question.wake_at() is None:
+            return None
+        keys = self._keys.read() if self._keys.fileno() in ready else b""
+        answer = self._question.pressed(keys) or self._question.passed(now)
+        if answer is not None:
+            self.end()
+        if answer is Answer.GO_ON:
+            self._say("the job goes on")
+        return answer
+
+    def end(self) -> None:
+        """Nothing is asked any more."""
+        with contextlib.suppress(KeyError, OSError, ValueError, AttributeError):
+            self._poll.unregister(self._keys.fileno())
+        self._keys.end()
+
+    def wake_at(self) -> float | None:
+        """When ``answer`` has something to say even if no key was pressed."""
+        return self._question.wake_at()

@@ -1,0 +1,483 @@
+"""How a job was started, kept beside its logs, so that it can be brought back with nothing but a folder to stand in.
+
+The file, its reading and where it is looked for live here, and which of the job's nodes this machine has; what is
+started from it is the scripts' business. The one idea: the file holds the folder, the command and those variables that
+a restart needs, as found; no secret, and nothing that only one of the processes was told.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from samebits import config, earlier, strict_json
+from samebits.config import Role, Settings
+from samebits.errors import SettingsError, StoreError, UsageError
+from samebits.launcher.spawning import Program, Way, is_here
+from samebits.named_file import read_named_file
+from samebits.spelling import spelled, spelled_run
+from samebits.store import durable, private
+from samebits.store.journal import JOURNAL_FILE
+
+_MAX_BYTES = 64 << 20  # of what is a script
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptVersion:
+    """A script as it was: its content's digest, and when that was written, in seconds since 1970."""
+
+    digest: str
+    changed_at_s: float
+
+
+def version_of(script: Path) -> ScriptVersion | None:
+    """What is in the file now; None where it cannot be read, as whoever runs it will say."""
+    try:
+        content = read_named_file(script, _MAX_BYTES - 1)
+        return ScriptVersion(hashlib.sha256(content).hexdigest(), script.stat().st_mtime)
+    except OSError:
+        return None
+
+
+def change(script: str, before: ScriptVersion | None, now: ScriptVersion | None, *, others_run: bool) -> str:
+    """What to say of a script that is another one now; empty where it is not, or where that is not known.
+
+    Args:
+        script: its name.
+        before, now: at the job's start, and today.
+        others_run: workers run that were not started anew.
+    """
+    if before is None or now is None or before.digest == now.digest:
+        return ""
+    who = "workers that run already keep the former" if others_run else "all workers start with the new one"
+    return (
+        f"{script} was edited since the job started: written {_time(before.changed_at_s)} then, "
+        f"{_time(now.changed_at_s)} now; {who}. What is restored from a checkpoint, such as an optimizer's lr or a "
+        "schedule, stays as it was, whatever the script says"
+    )
+
+
+def _time(at_s: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at_s))
+
+
+START_FILE = "start.json"
+POINTER_FILE = "elsewhere"
+USUAL_LOG_DIR = Path("device")
+_VERSION = 2
+_EARLIER_VERSION = 1  # its scripts say `import runtime`
+_LATEST_S = 1e11  # since 1970, that a clock of this system can show
+_MAX_FILE_BYTES = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """One start of a job: ``command`` is a worker's, ``environment`` what all processes of the job were given."""
+
+    folder: Path
+    interpreter: str
+    script: str
+    args: tuple[str, ...]
+    environment: Mapping[str, str]
+    needs_secret: bool = False
+    """The job has a secret that was given by value: it is not here, and whoever restarts a process must know it."""
+    nodes: tuple[str, ...] | None = None
+    """The nodes of this machine, once workers were added or removed, or where other hosts have some; else all."""
+    script_version: ScriptVersion | None = None
+    """The script as it was; None where it could not be read."""
+    way: Way = Way.SCRIPT
+    """How a worker's command is made of ``script``."""
+    has_scheduler: bool = True
+    """Whether the scheduler belongs to this machine."""
+    hosts: Mapping[str, str] = field(default_factory=dict)
+    """Of discovered hosts, which each node was started on; those that ``nodes`` has no more are on their way out."""
+    size: int | None = None
+    """How many workers somebody wants, where hosts are discovered; None: as many as there is room for."""
+    drained: tuple[str, ...] = ()
+    """Discovered hosts that are not to be used."""
+    job: str = ""
+    """The job's id, which ``run`` chose; empty if another host has the scheduler, or an earlier release wrote this."""
+    words: tuple[str, ...] = ()
+    """What was typed to start it, after the variables of ours that were exported; empty if an earlier release wrote
+    this."""
+
+    def settings(self, secrets: Mapping[str, str] | None = None) -> Settings:
+        """The scheduler's settings, with folders made absolute; ``secrets`` are today's (see ``secrets_for``).
+
+        Raises:
+            SettingsError: this version does not take them.
+        """
+        settings, _ = config.read({**self.environment, **(secrets or {})}, role_required=False)
+        return replace(config.in_folder(self.folder, settings), role=Role.SCHEDULER)
+
+    def command(self, *, fresh: bool = False) -> str:
+        """Return the whole command that starts this job again; with ``fresh`` it begins anew."""
+        module = ("-m",) if self.way is Way.MODULE else ("--no-python",) if self.way is Way.PROGRAM else ()
+        return spelled_run(self.words or (*module, self.script, *self.args), fresh=fresh)
+
+    def finding(self, command: str) -> str:
+        """Return a command that is called in the job's folder, with LOG_DIR if nothing there leads to the job."""
+        log_dir, usual = self.settings().log_dir, self.folder / USUAL_LOG_DIR
+        is_found = log_dir.resolve() == usual.resolve() or (usual / POINTER_FILE).exists()
+        return command if is_found else f"LOG_DIR={shlex.quote(str(log_dir))} {command}"
+
+    def moved_to(self, folder: Path) -> JobSpec:
+        """The same start where everything that lay in its folder lies in another one now."""
+        old, new = str(self.folder), str(folder)
+
+        def moved(text: str) -> str:
+            is_below = text == old or text.startswith(f"{old}/")
+            return new + text.removeprefix(old) if is_below else text
+
+        def moved_parts(text: str, separator: str) -> str:
+            return separator.join(map(moved, text.split(separator)))
+
+        environment = {name: moved_parts(text, ":") for name, text in self.environment.items()}
+        args = tuple(moved_parts(arg, "=") for arg in self.args)
+        script, interpreter = moved(self.script), moved(self.interpreter)
+        return replace(self, folder=folder, interpreter=interpreter, script=script, args=args, environment=environment)
+
+
+def keep(log_dir: Path, start: JobSpec, *, has_pointer: bool = True) -> str:
+    """Write the start into its log folder, readable by this user only.
+
+    Args:
+        has_pointer: leave a pointer where commands look for a job's log folder.
+
+    Returns:
+        Why there is no pointer, as in a folder that is read-only, and what that means; else empty.
+
+    Raises:
+        StoreError: the log folder cannot be written.
+    """
+    content = {
+        "version": _VERSION,
+        "folder": str(start.folder),
+        "interpreter": start.interpreter,
+        "script": start.script,
+        "args": list(start.args),
+        "environment": dict(start.environment),
+        "needs_secret": start.needs_secret,
+    }
+    if start.script_version is not None:
+        content["script_sha256"] = start.script_version.digest
+        content["script_changed_at"] = start.script_version.changed_at_s
+    if start.nodes is not None:
+        content["nodes"] = list(start.nodes)
+    if start.way is not Way.SCRIPT:
+        content["way"] = start.way.value
+    if not start.has_scheduler:
+        content["has_scheduler"] = False
+    content |= {
+        name: value
+        for name, value in (
+            ("hosts", dict(start.hosts)),
+            ("size", start.size),
+            ("drained", list(start.drained)),
+            ("job", start.job),
+            ("words", list(start.words)),
+        )
+        if value or value == 0
+    }
+    private.make_folder(log_dir)
+    text = json.dumps(_recoded(content, _stored), indent=1)
+    durable.write_file_atomically(log_dir / START_FILE, f"{text}\n".encode())
+    usual = start.folder / USUAL_LOG_DIR
+    if not has_pointer or log_dir.resolve() == usual.resolve():
+        return ""
+    found, below = log_dir.resolve(), start.folder.resolve()
+    led_to = found.relative_to(below) if found.is_relative_to(below) else found  # which is moved together with it
+    try:
+        private.make_folder(usual)
+        durable.write_file_atomically(usual / POINTER_FILE, os.fsencode(f"{led_to}\n"))
+    except StoreError as error:
+        return f"{error}; so other commands here need LOG_DIR={shlex.quote(str(log_dir))}"
+    return ""
+
+
+def read(log_dir: Path) -> JobSpec | None:
+    """The start kept in this folder; none where there is none.
+
+    Raises:
+        StoreError: the file is not what ``keep`` writes, or others may have written it.
+    """
+    path = log_dir / START_FILE
+    private.check_folder(log_dir)
+    data = private.read(path, _MAX_FILE_BYTES)
+    if data is None:
+        return None
+    try:
+        content = _recoded(strict_json.loads(data), _decoded)
+        if content["version"] not in (_EARLIER_VERSION, _VERSION):
+            raise ValueError(f"version {content['version']}, this release reads up to version {_VERSION}")
+        environment = {str(name): str(value) for name, value in content["environment"].items()}
+        environment = config.translated(environment)
+        if content["version"] == _EARLIER_VERSION:
+            paths = (str(Path(earlier.__file__).parent), environment.get("PYTHONPATH", ""))
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        if odd := [name for name in environment if not config.is_shell_name(name)]:
+            raise ValueError(f"{odd[0]!r} names no variable")
+        args = tuple(str(arg) for arg in content["args"])
+        needs_secret = bool(content.get("needs_secret", False))
+        nodes = None if "nodes" not in content else tuple(str(node) for node in content["nodes"])
+        digest, changed_at_s = content.get("script_sha256"), content.get("script_changed_at", 0.0)
+        version = None if digest is None else ScriptVersion(str(digest), min(max(0.0, float(changed_at_s)), _LATEST_S))
+        way, has_scheduler = Way(content.get("way", "script")), bool(content.get("has_scheduler", True))
+        hosts = {str(node): str(host) for node, host in content.get("hosts", {}).items()}
+        size = content.get("size")
+        if size is not None and type(size) is not int:
+            raise ValueError(f"size is {str(size)[:40]!r}")
+        drained = tuple(str(host) for host in content.get("drained", ()))
+        job = str(content.get("job", ""))
+        typed = tuple(str(word) for word in content.get("words", ()))
+        words = (str(content[key]) for key in ("folder", "interpreter", "script"))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(
+            f"{path}: does not say how a job was started ({type(error).__name__}: {error}): move it away, then start "
+            f"the job again with `{spelled('run')}` and its script"
+        ) from None
+    folder, interpreter, script = words
+    return JobSpec(
+        folder=Path(folder),
+        interpreter=interpreter,
+        script=script,
+        args=args,
+        environment=environment,
+        needs_secret=needs_secret,
+        nodes=nodes,
+        script_version=version,
+        way=way,
+        has_scheduler=has_scheduler,
+        hosts=hosts,
+        size=size,
+        drained=drained,
+        job=job,
+        words=typed,
+    )
+
+
+def _stored(text: str) -> str:
+    """Return a path or variable as it is stored: decoded as UTF-8, whatever this process's locale is."""
+    return os.fsencode(text).decode("utf-8", "surrogateescape")
+
+
+def _decoded(text: str) -> str:
+    """Return what :func:`_stored` made, as this process's locale decodes it."""
+    return os.fsdecode(text.encode("utf-8", "surrogateescape"))
+
+
+def _recoded(value: Any, recode: Callable[[str], str]) -> Any:
+    match value:
+        case str():
+            return recode(value)
+        case list():
+            return [_recoded(one, recode) for one in value]
+        case dict():
+            return {recode(name): _recoded(one, recode) for name, one in value.items()}
+    return value
+
+
+def first_nodes(settings: Settings) -> tuple[str, ...]:
+    """The node ids that run.sh starts: those that name a slot, then those that name a spare."""
+    spares = range(settings.max_worker_num, settings.max_worker_num + settings.spare_num)
+    return tuple(str(number) for number in (*range(settings.worker_num), *spares))
+
+
+def nodes_of(log_dir: Path, settings: Settings) -> tuple[str, ...]:
+    """The node ids of the job's workers and spares on this machine; ``settings`` are the job's."""
+    kept = read(log_dir)
+    return first_nodes(settings) if kept is None or kept.nodes is None else kept.nodes
+
+
+def secrets_for(start: JobSpec, environ: Mapping[str, str]) -> dict[str, str]:
+    """Those variables of ``environ`` that give the job's secret again; empty where the start needs none.
+
+    Either the secret itself, or the path of a file with it; never what a job without a secret must not be given.
+    """
+    if not start.needs_secret:
+        return {}
+    names = [f"{prefix}CLUSTER_SECRET_FILE" for prefix in ("", config.PREFIX)]
+    files = {name: str(Path.cwd() / environ[name]) for name in names if environ.get(name)}
+    return config.secret_environment(environ) or files
+
+
+def require_secrets(start: JobSpec, secrets: Mapping[str, str]) -> None:
+    """Ask for the secret of a job that was given one by value.
+
+    Raises:
+        SettingsError: today's environment has none.
+    """
+    if start.needs_secret and not secrets:
+        raise SettingsError(
+            [
+                "this job was started with CLUSTER_SECRET, which is kept nowhere: export CLUSTER_SECRET as it was, or "
+                "CLUSTER_SECRET_FILE=<a file with it>, and call this again"
+            ]
+        )
+
+
+def log_dir_here(present: Mapping[str, str]) -> Path:
+    """The log folder of the job that was started in the current folder.
+
+    ``present`` is today's environment: a LOG_DIR in it wins; else the usual place, else where its pointer leads.
+    """
+    return _find(present)[0]
+
+
+def _find(present: Mapping[str, str]) -> tuple[Path, bool]:
+    """The log folder of the job that was started here, and whether a pointer led out of the current folder to it."""
+    if present.get("LOG_DIR") or present.get(f"{config.PREFIX}LOG_DIR"):
+        return config.read(present, role_required=False)[0].log_dir, False
+    private.check_folder(USUAL_LOG_DIR)
+    if (USUAL_LOG_DIR / START_FILE).exists():
+        return USUAL_LOG_DIR, False
+    pointer = private.read(USUAL_LOG_DIR / POINTER_FILE, _MAX_FILE_BYTES)
+    log_dir = USUAL_LOG_DIR if pointer is None else Path(os.fsdecode(pointer).rstrip("\n"))
+    return log_dir, log_dir.is_absolute()
+
+
+def is_at_home(log_dir: Path, kept: JobSpec, *, is_pointed_at: bool = False) -> bool:
+    """Whether the start lies where its job was started; else that folder was moved, or is a copy.
+
+    ``is_pointed_at``: a pointer led out of the current folder to it, so that the current folder is what counts.
+    """
+    lies_in = USUAL_LOG_DIR if is_pointed_at else log_dir
+    was_in = kept.folder / USUAL_LOG_DIR if is_pointed_at else kept.settings().log_dir
+    return lies_in.resolve() == was_in.resolve() or (was_in.exists() and lies_in.samefile(was_in))
+
+
+def is_copied(kept: JobSpec) -> bool:
+    """Of a start that is not at home: whether its job still lies where it was started."""
+    with durable.disk_errors(kept.folder, "looking for the folder the job was started in"):
+        try:
+            homes = (kept.settings().log_dir / START_FILE, kept.folder / USUAL_LOG_DIR / POINTER_FILE)
+            return any(home.exists() for home in homes)
+        except PermissionError:
+            return True  # it is there, and another user's
+
+
+def read_here() -> tuple[Path, JobSpec]:
+    """The job that was started in the current folder: its log folder and its start.
+
+    Raises:
+        UsageError: none was, or it was started in another folder.
+    """
+    log_dir, kept, is_home = find_here()
+    if not is_home:
+        raise UsageError(_not_at_home(kept))
+    return log_dir, kept
+
+
+def require_job(settings: Settings) -> None:
+    """Raise if nothing says which job is meant: whatever has the default port may be another folder's.
+
+    Raises:
+        UsageError: no job has left anything in this folder, and no variable names a scheduler.
+    """
+    named = config.whole_environment()
+    has_address = any(
+        named.get(prefix + name) for name in ("SCHED_HOST", "SCHED_PORT") for prefix in ("", config.PREFIX)
+    )
+    if has_address or read(settings.log_dir) is not None or (settings.recovery_path / JOURNAL_FILE).exists():
+        return
+    raise UsageError(
+        f"no job was started in {Path.cwd()}: neither {settings.log_dir / START_FILE} nor a journal is there. Fix: "
+        "change to the folder the job was started in, or name its scheduler with SCHED_HOST and SCHED_PORT"
+    )
+
+
+def find_here() -> tuple[Path, JobSpec, bool]:
+    """As :func:`read_here`, and whether the job was started in this folder.
+
+    Raises:
+        UsageError: there is none.
+    """
+    log_dir, is_pointed_at = _find(config.kept_environment())
+    kept = read(log_dir)
+    if kept is None:
+        raise UsageError(
+            f"{log_dir / START_FILE} is not there: no job was started in {Path.cwd()}. Fix: change to the folder it "
+            f"was started in, or export LOG_DIR=<its log folder>, or start one with `{spelled('run')}`"
+        )
+    return log_dir, kept, is_at_home(log_dir, kept, is_pointed_at=is_pointed_at)
+
+
+def _not_at_home(kept: JobSpec) -> str:
+    moved, fresh = spelled("recover", "--moved"), kept.command(fresh=True)
+    if not is_copied(kept):
+        return (
+            f"the job in {Path.cwd()} was started in {kept.folder}, which is gone: this folder was moved. "
+            f"Fix: `{moved}` goes on with it here; `{fresh}` starts anew"
+        )
+    return (
+        f"the job in {Path.cwd()} was started in {kept.folder} and still lies there: this folder is a copy, and one "
+        f"job cannot go on in two. Fix: `cd {shlex.quote(str(kept.folder))}` goes back to it; `{fresh}` starts anew "
+        f"here; `{moved}` goes on here once the other folder is removed, or its {START_FILE} renamed"
+    )
+
+
+def require_moved(kept: JobSpec) -> None:
+    """Whether a start that is not at home may go on where it lies.
+
+    Raises:
+        UsageError: it still lies where it was started.
+    """
+    if is_copied(kept):
+        raise UsageError(_not_at_home(kept))
+
+
+def settings_here(*, only_looks: bool = False) -> Settings:
+    """The settings of the job that a tool called in the current folder means: today's environment over the kept one.
+
+    ``only_looks``: at what lies in this folder, also where it is a copy.
+
+    Raises:
+        SettingsError: something in them is wrong.
+        UsageError: the job was started in another folder.
+    """
+    present = config.kept_environment()
+    log_dir, is_pointed_at = _find(present)
+    kept = read(log_dir)
+    if kept is None:
+        found = {**present, **config.secret_environment()}
+        return config.in_folder(Path.cwd(), config.read(found, role_required=False)[0])
+    if not is_at_home(log_dir, kept, is_pointed_at=is_pointed_at):
+        if not only_looks:
+            raise UsageError(_not_at_home(kept))
+        kept = kept.moved_to(Path.cwd())
+    absolute = kept.settings()
+    folders = {
+        "RECOVERY_PATH": str(absolute.recovery_path),
+        "CHECKPOINT_PATH": str(absolute.checkpoint_path),
+        "LOG_DIR": str(absolute.log_dir),
+    }
+    if absolute.cause_table is not None:
+        folders["CAUSE_TABLE"] = str(absolute.cause_table)
+    if absolute.cluster_secret_file is not None:
+        folders["CLUSTER_SECRET_FILE"] = str(absolute.cluster_secret_file)
+    older = {**kept.environment, **folders}
+    for name in present:  # a prefixed name of today is not to be hidden by a plain one that was kept
+        older.pop(name.removeprefix(config.PREFIX), None)
+    found = {**older, **present, **config.secret_environment()}
+    return config.in_folder(Path.cwd(), config.read(found, role_required=False)[0])
+
+
+def program_of(kept: JobSpec, present: Mapping[str, str], secrets: Mapping[str, str]) -> Program:
+    """What the job's processes run: of today's environment, ``present``, what the job was started with is replaced.
+
+    ``secrets`` are those of today's that give the job's secret again; any other is taken out.
+    """
+    surplus = {**config.kept_environment(present), **config.secret_environment(present)}.keys()
+    others = {name: text for name, text in present.items() if name not in surplus}
+    environment = {**others, **kept.environment, **secrets}
+    elsewhere = {node: host for node, host in kept.hosts.items() if not is_here(host)}
+    return Program(
+        kept.folder, kept.interpreter, kept.script, kept.args, environment, {}, kept.way, elsewhere, job=kept.job
+    )

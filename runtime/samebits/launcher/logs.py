@@ -1,0 +1,115 @@
+"""What a process's log says of its end: an error, or nothing.
+
+Reading the end of a log lives here; how an error looks in it is ``samebits.tracebacks``'. The one idea: the last line
+of a log is no cause. Only a traceback, a sentence of ours, or a line that speaks of an error is, and only where this
+very process wrote it: what was in the log when the process was found belongs to an earlier one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from samebits.launcher.processes import Death
+from samebits.printable import printable
+from samebits.store import durable
+from samebits.tracebacks import Failure, failure_in
+
+_TAIL_BYTES = 65536
+READ_BYTES = 1 << 20
+_LONGEST_LINE_BYTES = 1 << 16
+_SHOWN_CHARACTERS = 300
+_OURS = re.compile(r"^samebits: (.+)$", re.MULTILINE)
+_ERROR = re.compile(
+    r"(?i)\b(\w*error|\w*exception|fatal|errno \d+|not found|no such|cannot|can't|failed|aborted)\b|^usage:"
+)
+_CRASH = re.compile(r"^(?:Fatal Python error: (.+)|terminate called after .+|  what\(\):  (.+))$", re.MULTILINE)
+_SPOKEN = re.compile(r"^[\d-]+ [\d:]+ samebits (?:worker|spare) ", re.MULTILINE)
+
+
+class LogEnds:
+    """The logs of one folder, each from where its present process began to write."""
+
+    def __init__(self, log_dir: Path) -> None:
+        self._log_dir = log_dir
+        self._began: dict[str, int] = {}
+
+    def begin(self, name: str) -> None:
+        """What this log holds by now is not the next process's."""
+        self._began[name] = size_of(self._path(name))
+
+    def begin_all(self) -> None:
+        """The same for every log there is."""
+        for log in self._log_dir.glob("*.log"):
+            self.begin(log.stem)
+
+    def has_spoken(self, name: str) -> bool:
+        """Whether the process has called ``samebits.init()``, which says so within moments."""
+        return _SPOKEN.search(self._text(name)) is not None
+
+    def cause(self, name: str, death: Death, folder: Path) -> Failure | str:
+        """Why the process ended, by its own words; empty where they say nothing of it."""
+        if death.status == 0:
+            return ""
+        text = self._text(name)
+        if death.signal is not None:
+            crash = _CRASH.findall(text)
+            return next((part for part in crash[-1] if part), "") if crash else ""
+        said, failure = _OURS.findall(text), failure_in(text, folder)
+        if said and (failure is None or death.status != 1):
+            return str(said[-1])
+        if failure is not None:
+            return failure
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        if not lines or death.status is None or _SPOKEN.match(lines[-1]):  # what we warn of ends nobody
+            return ""
+        return printable(lines[-1], _SHOWN_CHARACTERS) if _ERROR.search(lines[-1]) else ""
+
+    def _text(self, name: str) -> str:
+        try:
+            with os.fdopen(durable.open_regular(self._path(name)), "rb") as file:
+                size_bytes = os.fstat(file.fileno()).st_size
+                began = self._began.get(name, 0)
+                file.seek(max(began if began <= size_bytes else 0, size_bytes - _TAIL_BYTES))
+                return file.read().decode(errors="replace")
+        except FileNotFoundError:
+            return ""
+
+    def _path(self, name: str) -> Path:
+        return self._log_dir / f"{name}.log"
+
+
+class LogLines:
+    """The logs of some processes, from their present ends on."""
+
+    def __init__(self, log_dir: Path, names: Iterable[str]) -> None:
+        self._logs = {name: log_dir / f"{name}.log" for name in names}
+        self._offsets = {name: size_of(log) for name, log in self._logs.items()}
+        self._rests: dict[str, bytes] = {}
+
+    def take(self) -> Iterator[tuple[str, str]]:
+        """What was appended since the last call: the process's name, and a line without its end."""
+        for name, log in self._logs.items():
+            offset = self._offsets[name]
+            if size_of(log) < offset:
+                offset, self._rests[name] = 0, b""  # cut back by somebody
+            with contextlib.suppress(OSError), os.fdopen(durable.open_regular(log), "rb") as file:
+                file.seek(offset)
+                data = file.read(READ_BYTES)
+                self._offsets[name] = offset + len(data)
+                *lines, rest = (self._rests.get(name, b"") + data).split(b"\n")
+                if len(rest) > _LONGEST_LINE_BYTES:
+                    lines, rest = [*lines, rest], b""
+                self._rests[name] = rest
+                yield from ((name, line.decode(errors="replace")) for line in lines)
+
+
+def size_of(log: Path) -> int:
+    """Return the bytes that this log has, 0 if there is none."""
+    try:
+        return log.stat().st_size
+    except FileNotFoundError:
+        return 0

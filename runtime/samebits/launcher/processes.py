@@ -1,0 +1,285 @@
+"""The processes of a job on this machine: their pid files, how one ended, and the only place that sends a signal.
+
+What is ended, and when, is decided elsewhere. The one idea: a process is its pid and its start time, and only this
+user's own pid files say which ones are the job's: what a scheduler or a worker tells of a process anybody may have made
+up. A signal goes through a descriptor of exactly that process, opened before the start time is compared, so it can
+never hit a stranger.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from samebits.core.lines import number_of, root_of
+from samebits.printable import printable
+from samebits.store import durable
+from samebits.store.process_identity import ProcessIdentity, read_pid_file
+
+PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+OUT_OF_MEMORY = "out of memory"
+_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+SETTLED_S = 5.0  # from the count of a kill to the end of its victim, whose memory has to be freed first
+_NO_LIMIT_BYTES = 1 << 60  # v1 writes a number near 2^63 where v2 writes "max"
+
+
+@dataclass(slots=True)
+class _Group:
+    kills: Path
+    limit: Path
+    seen: int  # of those that are explained, or were too long ago to explain anything
+    newest: int = 0
+    newest_at: float = 0.0
+
+
+class MemoryKills:
+    """The counts of the control groups that watched processes are in."""
+
+    def __init__(self, proc: Path = PROC, cgroups: Path = CGROUPS) -> None:
+        self._proc, self._cgroups = proc, cgroups
+        self._groups: dict[Path, _Group] = {}
+        self._of: dict[str, Path] = {}
+
+    def watch(self, name: str, pid: int) -> None:
+        """From now on kills in this process's group count; it is known under this name."""
+        self._of.pop(name, None)
+        for kills, limit in self._files(pid):
+            count = _count(kills)
+            if count is not None:
+                self._groups.setdefault(kills, _Group(kills, limit, count))
+                self._of[name] = kills
+                return
+
+    def look(self, now: float) -> None:
+        """Called again and again: a kill that was counted a while ago is not about who dies from now on."""
+        for group in self._groups.values():
+            count = _count(group.kills) or 0
+            if count != group.newest:
+                group.newest, group.newest_at = count, now
+            elif now - group.newest_at >= SETTLED_S:
+                group.seen = max(group.seen, count)
+
+    def cause(self, name: str) -> str:
+        """Why SIGKILL ended this process, where its group has counted one kill more than was explained."""
+        group = self._groups.get(self._of.get(name, Path()))
+        if group is None or (_count(group.kills) or 0) <= group.seen:
+            return ""
+        group.seen += 1
+        limit = _limit_bytes(group.limit)
+        if limit:
+            return f"{OUT_OF_MEMORY} (the kernel's limit for its control group, {limit / 2**30:.2f} GiB)"
+        return f"{OUT_OF_MEMORY} (the kernel's choice: its control group has no limit of its own)"
+
+    def _files(self, pid: int) -> list[tuple[Path, Path]]:
+        try:
+            lines = (self._proc / str(pid) / "cgroup").read_text().splitlines()
+        except OSError:
+            return []
+        found = []
+        for line in lines:
+            _, controllers, path = line.split(":", 2)
+            inside = path.lstrip("/")
+            if controllers == "":
+                folder = self._cgroups / inside
+                found.append((folder / "memory.events", folder / "memory.max"))
+            elif "memory" in controllers.split(","):
+                folder = self._cgroups / "memory" / inside
+                found.append((folder / "memory.oom_control", folder / "memory.limit_in_bytes"))
+        return found
+
+
+def _count(file: Path) -> int | None:
+    try:
+        found = _KILLS.search(file.read_text())
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
+def _limit_bytes(file: Path) -> int:
+    """0 where the group itself has no limit."""
+    try:
+        text = file.read_text().strip()
+    except OSError:
+        return 0
+    return int(text) if text.isdecimal() and int(text) < _NO_LIMIT_BYTES else 0
+
+
+SCHEDULER = "scheduler"
+_WORKER_PREFIX = "worker_"
+_TAIL_BYTES = 8192
+_SHOWN_CHARACTERS = 300
+_OURS = "samebits: "
+
+
+def process_names(nodes: Iterable[str]) -> list[str]:
+    """The names of a job's processes, as in their logs and pid files; the scheduler first, then these nodes."""
+    return [SCHEDULER, *map(name_of, nodes)]
+
+
+def node_of(name: str) -> str | None:
+    """The node id of a worker; none for the scheduler."""
+    return None if name == SCHEDULER else name.removeprefix(_WORKER_PREFIX)
+
+
+def name_of(node: str) -> str:
+    """The name of the worker with this node id."""
+    return f"{_WORKER_PREFIX}{node}"
+
+
+def replaced_names(log_dir: Path, nodes: Iterable[str]) -> list[str]:
+    """Workers in whose place these nodes, or earlier ones, were started, where they left a log; the newest first."""
+    there = set(nodes)
+    left = {node for log in log_dir.glob(f"{_WORKER_PREFIX}*.log") if (node := node_of(log.stem)) and node not in there}
+    return [name_of(node) for node in sorted(left, key=lambda node: (root_of(node), -number_of(node)))]
+
+
+def spoken(name: str) -> str:
+    """The name in a sentence: ``worker 3``, ``the scheduler``."""
+    node = node_of(name)
+    return "the scheduler" if node is None else f"worker {node}"
+
+
+def read_pid_files(log_dir: Path, names: Iterable[str]) -> dict[str, ProcessIdentity]:
+    """The last process that was started under each name, alive or not.
+
+    Raises:
+        StoreError: a file is no pid file.
+    """
+    found = {name: read_pid_file(log_dir / f"{name}.pid") for name in names}
+    return {name: identity for name, identity in found.items() if identity is not None}
+
+
+def runs_in(identity: ProcessIdentity, folder: Path, log: Path) -> bool:
+    """Whether the process works in exactly this folder, or writes exactly this log: a copy of either is another one."""
+    process = Path(f"/proc/{identity.pid}")
+    for own, ours in ((process / "cwd", folder), (process / "fd" / "1", log), (process / "fd" / "2", log)):
+        try:
+            if own.samefile(ours):
+                return identity.is_alive()
+        except OSError:
+            continue  # gone, or another user's
+    return False
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """How a process ended; neither is known of a process that another one started."""
+
+    status: int | None = None
+    signal: int | None = None
+
+    @property
+    def is_bad(self) -> bool:
+        """Whether it is known that the process did not end as its program meant to."""
+        return self.signal is not None or bool(self.status)
+
+    def __str__(self) -> str:
+        if self.signal is not None:
+            try:
+                return f"was killed by signal {self.signal} ({signal.Signals(self.signal).name})"
+            except ValueError:
+                return f"was killed by signal {self.signal}"
+        return "is gone" if self.status is None else f"ended with status {self.status}"
+
+
+def reap(identity: ProcessIdentity) -> Death | None:
+    """How the process ended; none while it runs. Call it once for each that has ended: a child is then let go."""
+    try:
+        pid, status = os.waitpid(identity.pid, os.WNOHANG)
+    except ChildProcessError:
+        return None if identity.is_alive() else Death()
+    if pid == 0:
+        return None
+    if os.WIFSIGNALED(status):
+        return Death(signal=os.WTERMSIG(status))
+    return Death(status=os.WEXITSTATUS(status))
+
+
+def is_own_child(identity: ProcessIdentity) -> bool:
+    """Whether this process started it, or became what started it: then its status can be read."""
+    try:
+        os.waitid(os.P_PID, identity.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+def watch(identity: ProcessIdentity) -> int | None:
+    """A descriptor that becomes readable when the process ends; none where it is gone already. The caller closes it."""
+    try:
+        descriptor = os.pidfd_open(identity.pid)
+    except ProcessLookupError:
+        return None
+    if identity.is_alive() or _is_ended_child(identity.pid):
+        return descriptor
+    os.close(descriptor)
+    return None
+
+
+def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
+    """Signal exactly this process; false where it is gone, or none that our scripts can have started as this user."""
+    try:
+        descriptor = os.pidfd_open(identity.pid)
+    except ProcessLookupError:
+        return False
+    try:
+        if not (identity.is_alive() and _is_ours(identity.pid)):
+            return False
+        signal.pidfd_send_signal(descriptor, number)
+        return True
+    except ProcessLookupError:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _is_ours(pid: int) -> bool:
+    """Whether it is this user's, and leads a session of its own, as what ``spawning`` starts."""
+    try:
+        return Path(f"/proc/{pid}").stat().st_uid == os.geteuid() and os.getsid(pid) == pid
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def end(identity: ProcessIdentity, grace_s: float) -> None:
+    """Have the process end: SIGTERM, SIGKILL after ``grace_s``, or at once where it is stopped; then it is gone."""
+    if not is_stopped(identity) and send_signal(identity, signal.SIGTERM) and identity.wait_for_exit(grace_s):
+        return
+    while send_signal(identity, signal.SIGKILL):
+        identity.wait_for_exit(grace_s)
+
+
+def is_stopped(identity: ProcessIdentity) -> bool:
+    """Whether the process was halted (SIGSTOP, a debugger): it hears nothing but SIGKILL."""
+    try:
+        stat = Path(f"/proc/{identity.pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat[stat.rindex(b")") + 2 :][:1] in (b"T", b"t")
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log that is not blank, or an empty text.
+
+    A sentence of ours is whole, since its end is what to do; any other line is shortened.
+    """
+    try:
+        with os.fdopen(durable.open_regular(log), "rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+    return last.removeprefix(_OURS) if last.startswith(_OURS) else printable(last, _SHOWN_CHARACTERS)
+
+
+def _is_ended_child(pid: int) -> bool:
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False

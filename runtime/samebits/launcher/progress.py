@@ -1,0 +1,521 @@
+"""The progress of a job for people: one line that is drawn over on a terminal, plain lines on change elsewhere.
+
+How it looks and how often it is said live here, and how the loss is read from a log; never what happened. The one idea:
+an event is a line that stays, progress is a line that goes.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import io
+import json
+import math
+import os
+import re
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from samebits.config import Settings
+from samebits.launcher.job_view import JobView
+from samebits.launcher.logs import LogLines
+from samebits.launcher.processes import name_of
+from samebits.printable import PrintableStream, printable, printable_lines, raw_of
+from samebits.spelling import spelled
+from samebits.store.progress_report import ProgressReport, read_report, report_file
+
+WINDOW_S = 120.0  # the pace is that of the last two minutes
+_LEAST_S = 1.0  # of two looks that a pace is made of
+_MOST_SAMPLES = 1000
+_FEWEST_COLUMNS = 20
+
+
+class Pace:
+    """Steps a second over the last minutes of training, and how long recoveries have held it up.
+
+    Only time in which the job trained counts; after a recovery the steps go on from where they went back to.
+    """
+
+    def __init__(self) -> None:
+        self.recoveries = 0
+        self._samples: collections.deque[tuple[float, int]] = collections.deque(maxlen=_MOST_SAMPLES)
+        self._phase = ""
+        self._phase_since = 0.0
+        self._generation = 0
+        self._lost_s = 0.0
+        self._stands_since: float | None = None
+
+    def look(self, view: JobView | None, now: float, shown: str | None = None) -> None:
+        """The job as it is seen at ``now``; ``shown`` is what its phase is called, where it is called otherwise."""
+        phase = view.phase if view is not None else "waiting"
+        name = (phase if shown is None else shown).partition(";")[0]
+        if name != self._phase:
+            self._phase, self._phase_since = name, now
+        if view is None or view.from_journal:
+            return
+        self._count_recoveries(view, now)
+        if phase != "training" or view.alive < view.world_size:
+            self._samples.clear()
+            return
+        if self._samples and view.step < self._samples[-1][1]:
+            self._samples.clear()
+        if not self._samples or view.step != self._samples[-1][1] or now - self._samples[-1][0] >= _LEAST_S:
+            self._samples.append((now, view.step))
+        while now - self._samples[0][0] > WINDOW_S:
+            self._samples.popleft()
+
+    def _count_recoveries(self, view: JobView, now: float) -> None:
+        stands = view.generation > 0 and not view.training_finished and not view.job_finished
+        is_held_up = stands and view.ended is None and (view.phase != "training" or view.alive < view.world_size)
+        if self._generation and view.generation > self._generation:
+            self.recoveries += view.generation - self._generation
+        if is_held_up and self._generation and self._stands_since is None:
+            self._stands_since = now
+        elif not is_held_up and self._stands_since is not None:
+            self._lost_s += now - self._stands_since
+            self._stands_since = None
+        if view.phase == "training" or self._generation:
+            self._generation = max(self._generation, view.generation)
+
+    def phase_s(self, now: float) -> float:
+        """How long the present phase has lasted."""
+        return now - self._phase_since
+
+    def lost_s(self, now: float) -> float:
+        """How long training stood still so far, as far as it was seen."""
+        return self._lost_s + (0.0 if self._stands_since is None else now - self._stands_since)
+
+    def steps_per_s(self) -> float | None:
+        """None until it can be told."""
+        if len(self._samples) < 2:
+            return None
+        (began, first), (ended, last) = self._samples[0], self._samples[-1]
+        return (last - first) / (ended - began) if ended - began >= _LEAST_S and last > first else None
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Everything a line may say.
+
+    Attributes:
+        script: its name.
+        phase: empty while it trains.
+        phase_s: for how long.
+        step, total_steps, steps_per_s: of training.
+        values: what the script reports, as it is shown.
+        world: the workers in words.
+        recoveries, lost_s: since this follower came.
+        more: what else is to be said, such as when a seat is free.
+    """
+
+    script: str
+    world: str
+    phase: str = ""
+    phase_s: float = 0.0
+    step: int | None = None
+    total_steps: int | None = None
+    steps_per_s: float | None = None
+    values: Mapping[str, str] = field(default_factory=dict)
+    recoveries: int = 0
+    lost_s: float = 0.0
+    more: str = ""
+
+    @property
+    def left_s(self) -> float | None:
+        """How long training takes yet, at its present pace."""
+        if self.phase or self.step is None or not self.total_steps or not self.steps_per_s:
+            return None
+        return max(0, self.total_steps - self.step) / self.steps_per_s
+
+    def as_json(self) -> dict[str, Any]:
+        """For programs: the same figures, none left out."""
+        return {
+            "script": self.script,
+            "phase": self.phase or "training",
+            "phase_s": round(self.phase_s, 3),
+            "step": self.step,
+            "total_steps": self.total_steps,
+            "steps_per_s": None if self.steps_per_s is None else round(self.steps_per_s, 3),
+            "left_s": None if self.left_s is None else round(self.left_s, 3),
+            "values": dict(self.values),
+            "workers": self.world,
+            "recoveries": self.recoveries,
+            "lost_s": round(self.lost_s, 3),
+        }
+
+
+def line_of(standing: Standing, columns: int | None = None) -> str:
+    """``train.py · step 1,180/3,000 · 43 steps/s · loss 0.0312 · 41 s left · 4/4 workers, 1 spare``.
+
+    Args:
+        columns: of the terminal; the line has fewer, whatever must be left out. None: all of it.
+    """
+    parts = [(rank, text) for rank, text in _parts(standing) if text]
+    line = " · ".join(text for _, text in parts)
+    if columns is None:
+        return line
+    most = max(_FEWEST_COLUMNS, columns - 1)  # a full last column wraps on some terminals
+    while len(line) > most and len(parts) > 1:
+        parts.remove(max(parts))
+        line = " · ".join(text for _, text in parts)
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def _parts(standing: Standing) -> list[tuple[int, str]]:
+    """The parts in order, each with its rank: the greatest is left out first."""
+    step = "" if standing.step is None else f"step {standing.step:,}"
+    if step and standing.total_steps:
+        step += f"/{standing.total_steps:,}"
+    values = [f"{name} {value}" for name, value in standing.values.items()]
+    recoveries = ""
+    if standing.recoveries or standing.lost_s >= 0.05:
+        count, lost = standing.recoveries, f"{seconds(standing.lost_s, fine=True)} lost"
+        recoveries = f"{count} recover{'y' if count == 1 else 'ies'}, {lost}" if count else f"{lost} so far"
+    return [
+        (6, standing.script),
+        (1, standing.phase),
+        (3, seconds(standing.phase_s) if standing.phase and standing.phase_s >= 1 else ""),
+        (0, step),
+        (5, "" if standing.steps_per_s is None or standing.phase else f"{_figure(standing.steps_per_s)} steps/s"),
+        *((4 if place == 0 else 10 + place, text) for place, text in enumerate(values)),
+        (4, "" if standing.left_s is None else f"{seconds(standing.left_s)} left"),
+        (2, standing.world),
+        (7, recoveries),
+        (2, standing.more),
+    ]
+
+
+def seconds(value: float, *, fine: bool = False) -> str:
+    """``41 s``, ``12 min``, ``3.5 h``; with ``fine`` tenths of a second below a minute."""
+    if value < 60:
+        return f"{value:.1f} s" if fine else f"{math.ceil(value)} s"
+    if value < 3600:
+        return f"{value / 60:.0f} min"
+    return f"{value / 3600:.1f} h" if value < 100 * 3600 else f"{value / 86400:.0f} days"
+
+
+def _figure(value: float) -> str:
+    """Three figures are enough of a pace."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def shown_value(value: float) -> str:
+    """As people write a loss: ``0.0312``, ``2.3``, ``1e-05``, ``nan``."""
+    return f"{value:.4g}" if math.isfinite(value) else str(value)
+
+
+JSON_LINE_S = 1.0
+PLAIN_STEP_LINE_S = 5.0  # without a terminal, steps alone are said this often
+STDOUT, STDERR = 1, 2
+GOES_ON = f"this command goes on without it. Fix: `{spelled('follow')}` shows the job"
+_READ_BYTES = 65536
+
+# MindSpore's LossMonitor: `epoch: 1 step: 20, loss is 2.3025`; and plainer: `epoch 1 step 20 loss 2.3025`.
+_LOSS = re.compile(
+    r"\bepoch\b\W*\d+\W+step\b\W*\d+\W+loss\b(?:\s+is\b)?[\s:=]*([-+]?(?:\d[\d.]*(?:[eE][-+]?\d+)?|nan|inf))"
+)
+_STEP = re.compile(r"\bstep\b[\s:=\[(#]*(\d{1,15})\b", re.IGNORECASE)
+
+# What a process of ours says with a remedy, but for what its environment says, which was said before it was started.
+_OWN_LINE = re.compile(r"\S+ \S+ samebits ")
+_ADVICE = re.compile(r"^\S+ \S+ samebits ((?:worker|spare) \S+: (?![A-Z][A-Z_]+\b).*Fix: .*)$", re.MULTILINE)
+
+
+class LossTail:
+    """The last loss and step in a worker's log, and what it asks its user to do; earlier lines do not count.
+
+    ``loss`` is what was known before this log told any. ``step`` is the script's own number, None before the first.
+    ``advice`` is for the caller to take.
+    """
+
+    def __init__(self, log: Path, loss: str = "") -> None:
+        self.log = log
+        self.advice: list[str] = []
+        self._rest = ""
+        try:
+            self._offset = log.stat().st_size
+        except FileNotFoundError:
+            self._offset = 0
+        self.loss = loss
+        self.step: int | None = None
+
+    def read(self) -> str:
+        """Take in what was appended; the last loss as it was written, empty before the first."""
+        try:
+            with self.log.open("rb") as file:
+                size_bytes = os.fstat(file.fileno()).st_size
+                if size_bytes == self._offset:
+                    return self.loss
+                file.seek(max(self._offset, size_bytes - _READ_BYTES) if size_bytes > self._offset else 0)
+                text = self._rest + file.read(_READ_BYTES).decode(errors="replace")
+                self._offset = file.tell()
+        except FileNotFoundError:
+            return self.loss
+        whole, _, self._rest = text.rpartition("\n")
+        self.advice += _ADVICE.findall(whole)
+        found = _LOSS.findall(whole)
+        if found:
+            self.loss = found[-1]
+        if steps := _STEP.findall("\n".join(line for line in whole.splitlines() if not _OWN_LINE.match(line))):
+            self.step = int(steps[-1])
+        return self.loss
+
+
+def world_text(view: JobView, alive: int) -> str:
+    """Return ``4/4 workers, 1 spare``.
+
+    While a generation forms: ``2/4 workers ready``. After a shrink: ``3/3 workers (4 wanted)``, with ``1 joining``
+    before it grows.
+    """
+    ready = alive if view.ready is None else min(view.ready, alive)
+    text = f"{ready}/{view.world_size} workers{' ready' if ready < alive else ''}"
+    if view.world_size < view.wanted_size:
+        text += f" ({view.wanted_size} wanted)"
+    if view.joining:
+        text += f", {view.joining} joining"
+    if view.spares_alive:
+        text += f", {view.spares_alive} spare{'s' if view.spares_alive > 1 else ''}"
+    return text
+
+
+class _LastingFile(io.FileIO):
+    """A standard stream whose loss does not end this process: a closed pipe, a closed terminal, a full disk."""
+
+    def write(self, data: Any, /) -> int:
+        """Write as usual; after a failure, to ``/dev/null``."""
+        try:
+            return super().write(data)
+        except OSError as error:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, self.fileno())
+            os.close(null)
+            if self.fileno() != STDERR:
+                with contextlib.suppress(OSError):  # it may be lost as well
+                    os.write(STDERR, f"samebits: standard output is lost ({error.strerror}); {GOES_ON}\n".encode())
+            return memoryview(data).nbytes
+
+
+def keep_going_without_output() -> None:
+    """Let this process, which supervises a job, outlive the readers of its standard output and error."""
+    for name, number in (("stdout", STDOUT), ("stderr", STDERR)):
+        shown = getattr(sys, name)
+        stream = raw_of(shown)
+        if isinstance(stream, io.TextIOWrapper) and stream is getattr(sys, f"__{name}__"):
+            stream.flush()
+            file = io.BufferedWriter(_LastingFile(number, "w", closefd=False))
+            lasting = io.TextIOWrapper(file, stream.encoding, "backslashreplace", line_buffering=stream.line_buffering)
+            setattr(sys, name, PrintableStream(lasting) if isinstance(shown, PrintableStream) else lasting)
+
+
+class Screen:
+    """Where a follower speaks. A reader who has gone away (a closed pipe) is no reason to leave the job alone."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = raw_of(stream)
+        self._is_terminal = stream.isatty()
+        self._is_open = True
+        self._drawn = ""
+        self._said = self._key = ""
+        self._said_at = float("-inf")
+
+    def say(self, text: str) -> None:
+        """One event: a line that stays."""
+        self._write(f"{self._erased()}samebits: {printable(text)}\n{self._drawn}")
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether a line can be drawn over."""
+        return self._is_terminal
+
+    def raw(self, text: str) -> None:
+        """A line of somebody else's, such as a worker's log."""
+        self._write(f"{self._erased()}{printable_lines(text)}\n{self._drawn}")
+
+    def progress(self, standing: Standing, key: object, now: float) -> None:
+        """How it stands. Without a terminal it is said when ``key`` changes, else every few seconds."""
+        if self._is_terminal:
+            shown = printable(line_of(standing, shutil.get_terminal_size().columns))
+            if shown != self._drawn:
+                erased, self._drawn = self._erased(), shown
+                self._write(f"{erased}{shown}")
+            return
+        text = printable(line_of(standing))
+        if text != self._said and (repr(key) != self._key or now - self._said_at >= PLAIN_STEP_LINE_S):
+            self._said, self._key, self._said_at = text, repr(key), now
+            self._write(f"{text}\n")
+
+    def close(self) -> None:
+        """Leave the cursor at the beginning of a line."""
+        if self._drawn:
+            self._drawn = ""
+            self._write("\n")
+
+    def _erased(self) -> str:
+        return "\r\x1b[K" if self._drawn else ""
+
+    def _write(self, text: str) -> None:
+        if not self._is_open:
+            return
+        try:
+            self._stream.write(text)
+            self._stream.flush()
+        except OSError:  # a reader that has enough, a terminal that was closed, a full disk
+            self._is_open = False
+            # What the stream still holds would fail once more when Python flushes it at the end.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
+
+
+class JsonScreen(Screen):
+    """The same for programs: a JSON object a line, ``event`` for what stays, ``progress`` for how it stands."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__(stream)
+        self._is_terminal = False
+        self._progress_at = float("-inf")
+
+    def say(self, text: str) -> None:
+        """One event."""
+        self._write(json.dumps({"event": text}) + "\n")
+
+    def raw(self, text: str) -> None:
+        """A line of somebody else's."""
+        self._write(json.dumps({"log": text}) + "\n")
+
+    def progress(self, standing: Standing, key: object, now: float) -> None:
+        """How it stands: once a second, and when ``key`` changes."""
+        if repr(key) != self._key or now - self._progress_at >= JSON_LINE_S:
+            self._key, self._progress_at = repr(key), now
+            self._write(json.dumps({"progress": standing.as_json()}) + "\n")
+
+    def end(self, kind: str, status: int, step: int, cause: str) -> None:
+        """How the job ended, and the exit status that says so."""
+        self._write(json.dumps({"end": kind, "status": status, "step": step, "cause": cause}) + "\n")
+
+
+LOOK_S = 1.0
+_SENDER = re.compile(r"(?:worker|spare) [^:]*: (?:(?:rank \d+, )?step \d+: )?")
+
+
+class Showing:
+    """One follower's view of a job, on one screen.
+
+    Args:
+        settings: the job's.
+        script: the script's name.
+        tee: names of the workers whose log lines are shown.
+    """
+
+    def __init__(self, settings: Settings, screen: Screen, script: str, tee: Sequence[str] = ()) -> None:
+        self.screen = screen
+        self._settings = settings
+        self._script = script
+        self._tee = LogLines(settings.log_dir, tee) if tee else None
+        self._pace = Pace()
+        self._node = "0"
+        self._tail = LossTail(settings.log_dir / f"{name_of(self._node)}.log")
+        self._advised: set[str] = set()
+        self._noticed = (0, 0)  # the term and number of the last notice that was shown
+        self._before = self._stamp()  # a report that was there already is an earlier job's
+        self._report: ProgressReport | None = None
+        self._total_steps: int | None = None
+
+    def show_lines(self) -> None:
+        """The log lines that have come since the last call."""
+        if self._tee is not None:
+            for name, line in self._tee.take():
+                self.screen.raw(f"[{name}]: {line}")
+
+    def show_notices(self, view: JobView | None) -> None:
+        """Show the scheduler's warnings that are new, except those that a worker's log has told already."""
+        for number, text in () if view is None else view.notices:
+            assert view is not None
+            if (view.term, number) > self._noticed:
+                self._noticed = (view.term, number)
+                if not _is_told(text, self._advised):
+                    self.screen.say(text)
+                    self._advised.add(text)
+
+    def show(self, view: JobView | None, *, is_linked: bool, running: int, now: float) -> None:
+        """How it stands, as far as it is known; ``running`` workers count where nobody tells."""
+        self.show_lines()
+        self.show_notices(view)
+        self._pace.look(view, now, self._phase(view, is_linked=is_linked, running=running))
+        standing = self._standing(view, is_linked=is_linked, running=running, now=now)
+        key = (view.phase, world_text(view, view.alive)) if view is not None and is_linked else (is_linked, running)
+        self.screen.progress(standing, key, now)
+
+    @staticmethod
+    def _phase(view: JobView | None, *, is_linked: bool, running: int) -> str:
+        """What the job is at; empty while it trains."""
+        if view is None:
+            return "waiting for the scheduler"
+        is_missed = not is_linked and not view.training_finished and running > 0
+        return "scheduler away" if is_missed else "" if view.phase == "training" else view.phase
+
+    def _standing(self, view: JobView | None, *, is_linked: bool, running: int, now: float) -> Standing:
+        if view is None:
+            phase = self._phase(view, is_linked=is_linked, running=running)
+            running_text = f"{running} worker{'' if running == 1 else 's'} running"
+            return Standing(self._script, running_text, phase, self._pace.phase_s(now))
+        phase = self._phase(view, is_linked=is_linked, running=running)
+        alive = view.alive if is_linked else min(running, view.alive)  # who has left may still be ending
+        seat = view.seat_free_in_s if is_linked else None
+        values = self._values(view)
+        is_plain = self._settings.plain  # its steps are known to the script alone
+        return Standing(
+            script=self._script,
+            world=world_text(view, alive),
+            phase=phase,
+            phase_s=self._pace.phase_s(now),
+            step=self._tail.step if is_plain else view.step,
+            total_steps=self._total_steps,
+            steps_per_s=None if is_plain else self._pace.steps_per_s(),
+            values=values,
+            recoveries=self._pace.recoveries,
+            lost_s=self._pace.lost_s(now),
+            more="" if seat is None else f"seat free in {math.ceil(seat)} s",
+        )
+
+    def _values(self, view: JobView) -> dict[str, str]:
+        """What rank 0 reports, or the last loss that its log tells; rank 0 may be another node after a loss."""
+        node = next((worker.node for worker in view.workers if not worker.is_joining), self._node)
+        if node != self._node:
+            self._node = node
+            self._tail = LossTail(self._settings.log_dir / f"{name_of(node)}.log", self._tail.loss)
+        loss = self._tail.read()
+        for text in self._tail.advice:
+            if not _is_told(text, self._advised):
+                self.screen.say(text)
+                self._advised.add(text)
+        self._tail.advice = []
+        if self._stamp() != self._before:
+            self._report = read_report(self._settings.log_dir, self._node) or self._report
+        if self._report is not None:
+            self._total_steps = self._report.total_steps or self._total_steps
+            if self._report.values:
+                return {name: shown_value(value) for name, value in self._report.values.items()}
+        return {"loss": loss} if loss else {}
+
+    def _stamp(self) -> tuple[str, int]:
+        """Which report there is; each is written anew."""
+        try:
+            return self._node, report_file(self._settings.log_dir, self._node).stat().st_mtime_ns
+        except OSError:
+            return self._node, 0
+
+
+def _is_told(text: str, told: Iterable[str]) -> bool:
+    """Return whether a line with the same message was shown, whichever of worker and scheduler said it."""
+    return any(text == one or _message(text) == _message(one) for one in told)
+
+
+def _message(text: str) -> str:
+    """Return a line without its sender: ``worker 0: rank 0, step 3: …`` and ``worker 0 (rank 0), step 3: …`` agree."""
+    sender = _SENDER.match(text)
+    return text[sender.end() :] if sender else text

@@ -1,0 +1,308 @@
+"""Which processes of a job must be started again, which ended first, which left alone: decisions on what was found.
+
+Looking and ending are ``samebits.commands.recover``'s, starting is the script's. The one idea: the scheduler, or its
+journal, knows which process holds a seat; pid files know which process was started last. Where the two differ, the one
+that was started last is a replacement that waits for its seat, and is left to wait. Only a process that a pid file
+names is ever ended: a scheduler knows of processes what those who registered said.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from samebits.config import Settings
+from samebits.core.point import Point
+from samebits.errors import CheckpointError, ForeignFolderError, JobFailedError, StoreError
+from samebits.launcher.job_view import EndKind, Interruption, JobView, Presence, WorkerView
+from samebits.launcher.processes import SCHEDULER, node_of, process_names, spoken
+from samebits.service import new_journal
+from samebits.spelling import spelled
+from samebits.store import checkpoint as checkpoints
+from samebits.store import durable
+from samebits.store.checkpoint import Entry
+from samebits.store.owner import OWNER_FILE, FolderOwner, encode_owner, read_owner
+from samebits.store.process_identity import ProcessIdentity
+
+
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """What is left of a job on this machine.
+
+    Attributes:
+        nodes: of the workers and spares on this machine.
+        started: the process started last under each name, alive or not.
+        view: what the scheduler says, or the journal where ``scheduler_serves`` is false; none where neither can.
+        scheduler_holds: a live scheduler on this machine has the lock of the job's recovery path.
+        is_alive: whether exactly this process runs.
+        host: this machine's name in the job.
+        has_scheduler: whether the scheduler belongs to this machine.
+        again: the command that starts such a job anew, with recovery.
+    """
+
+    nodes: tuple[str, ...]
+    recovery: bool
+    cool_down_s: float
+    started: Mapping[str, ProcessIdentity]
+    view: JobView | None
+    scheduler_serves: bool
+    scheduler_holds: bool
+    is_alive: Callable[[ProcessIdentity], bool]
+    host: str
+    has_scheduler: bool = True
+    again: str = field(default_factory=lambda: spelled("run"))
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A process started here that the job does not count on any more and that still exists: it is ended first."""
+
+    name: str
+    identity: ProcessIdentity
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """What recover.sh does; with nothing to start and ``over`` there is nothing to follow either."""
+
+    start: tuple[str, ...] = ()
+    end: tuple[Lost, ...] = ()
+    lines: tuple[str, ...] = ()
+    over: bool = False
+
+
+def plan_recovery(remains: Remains) -> Recovery:
+    """What is gone, or counted lost, on this machine.
+
+    Raises:
+        JobFailedError: the job was started with ENABLE_RECOVERY=0 and is over.
+    """
+    names = process_names(remains.nodes)
+    alive = [name for name in names if name in remains.started and remains.is_alive(remains.started[name])]
+    if remains.view is not None and remains.view.job_finished:
+        over = not alive and not remains.scheduler_serves
+        return Recovery(lines=(f"nothing to do: {remains.view} is finished at step {remains.view.step}",), over=over)
+    if not remains.recovery:
+        if not alive:
+            raise JobFailedError(
+                "this job was started with ENABLE_RECOVERY=0 and is over: nothing of it was kept. Fix: start it anew, "
+                f"with ENABLE_RECOVERY=1: `{remains.again}`"
+            )
+        return Recovery(lines=("this job was started with ENABLE_RECOVERY=0: nothing can come back, only follow",))
+    recovery = _gone(remains, names)
+    lines = list(recovery.lines)
+    if recovery.start:
+        repeated = _repeated(remains.view)
+        if repeated:
+            lines.append(repeated)
+        lines.append(f"starting {', '.join(_title(remains.view, name) for name in recovery.start)}")
+        lines += _without_their_slots(remains.view, recovery.start)
+        if remains.cool_down_s > 0 and any(_had_a_seat(remains.view, name) for name in recovery.start):
+            lines.append(
+                f"a worker gets its seat back {remains.cool_down_s:g} s (REGISTER_COOLDOWN) after its last process was "
+                "heard; until then it waits, and its log counts the seconds"
+            )
+    else:
+        lines.append("nothing to do: every process of the job is there")
+    return Recovery(recovery.start, recovery.end, tuple(lines))
+
+
+def _gone(remains: Remains, names: list[str]) -> Recovery:
+    start: list[str] = []
+    end: list[Lost] = []
+    lines: list[str] = []
+    known = {one.node: one for one in remains.view.nodes} if remains.view is not None else {}
+    for name in names:
+        if name == SCHEDULER:
+            is_there = remains.scheduler_serves or remains.scheduler_holds or _runs(remains, name)
+            if remains.has_scheduler and not is_there:
+                start.append(name)
+            continue
+        worker = known.get(node_of(name) or "")
+        if worker is None:
+            if not _runs(remains, name):
+                start.append(name)
+        elif worker.presence is Presence.ALIVE and worker.host != remains.host:
+            where = worker.host.partition("#")[0]
+            lines.append(f"{spoken(name)} runs on {where} (pid {worker.identity.pid}): left alone")
+        elif not _is_served(remains, name, worker):
+            start.append(name)
+            if remains.is_alive(worker.identity) and worker.host == remains.host:
+                if remains.started.get(name) == worker.identity:
+                    end.append(Lost(name, worker.identity, _why_lost(worker)))
+                else:  # who registers may say anything of itself, also what somebody else's process is called
+                    lines.append(
+                        f"{spoken(name)} last gave itself out for pid {worker.identity.pid}, which no script started "
+                        "here: that process is left alone"
+                    )
+    return Recovery(tuple(start), tuple(end), tuple(lines))
+
+
+def _is_served(remains: Remains, name: str, worker: WorkerView) -> bool:
+    """Whether the worker needs nobody to start it."""
+    assert remains.view is not None
+    last = remains.started.get(name)
+    if last is not None and last != worker.identity and remains.is_alive(last):
+        return True  # a replacement that waits for the seat
+    if remains.view.training_finished and (worker.presence is Presence.LEFT or worker.slot is None):
+        return True
+    return worker.presence is Presence.ALIVE and remains.is_alive(worker.identity)
+
+
+def _had_a_seat(view: JobView | None, name: str) -> bool:
+    known = view.node(node_of(name)) if view is not None else None
+    return known is not None and known.presence is not Presence.LEFT
+
+
+def _title(view: JobView | None, name: str) -> str:
+    return f"spare {node_of(name)}" if view is not None and view.is_spare(node_of(name)) else spoken(name)
+
+
+def _without_their_slots(view: JobView | None, names: tuple[str, ...]) -> list[str]:
+    """What becomes of those whose slot was given away meanwhile."""
+    retired = [one.node for one in view.retired] if view is not None else []
+    nodes = [node for name in names if (node := node_of(name)) in retired]
+    if view is None or not nodes:
+        return []
+    what = "comes back as a spare, or in the place of a lost worker" if view.has_one_size else "joins as a newcomer"
+    return [f"the slot of worker {node} was given away: it {what}" for node in nodes]
+
+
+def _runs(remains: Remains, name: str) -> bool:
+    return name in remains.started and remains.is_alive(remains.started[name])
+
+
+def _why_lost(worker: WorkerView) -> str:
+    if worker.presence is Presence.LEFT:
+        return "left the job"
+    return f"counts as lost: {worker.reason}"
+
+
+def _repeated(view: JobView | None) -> str:
+    """Said before a job is tried again that failed twice in the same way."""
+    if view is None or len(view.interruptions) < 2:
+        return ""
+    before, last = view.interruptions[-2:]
+    if last.kind is EndKind.STOPPED or _essence(before) != _essence(last):
+        return ""
+    return f"the job failed twice at step {last.step} with the same cause, and may do so again: {last.cause}"
+
+
+def _essence(interruption: Interruption) -> tuple[EndKind, int, str]:
+    """What tells two failures apart: not which worker was the first to say it, nor its pid."""
+    cause = re.sub(r"\bworker \S+ \(pid \d+[^)]*\)", "a worker", interruption.cause)
+    return interruption.kind, interruption.step, cause
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """The newest point that every rank holds, as far as its manifests say.
+
+    Attributes:
+        job: whose it is.
+        point, world_size: which one, and how many ranks hold it.
+        top: the greatest generation of any point that was found.
+        entries: that point, by rank.
+        folders: of all ranks that saved anything.
+    """
+
+    job: str
+    point: Point
+    world_size: int
+    top: int
+    entries: tuple[Entry, ...]
+    folders: tuple[Path, ...]
+
+
+def newest_candidate(settings: Settings) -> Candidate | None:
+    """The newest point on disk that every rank holds; None where there is none.
+
+    Raises:
+        ForeignFolderError: several jobs have saved there.
+        StoreError: a folder cannot be read, or the checkpoints are not on a disk.
+    """
+    path = settings.checkpoint_path
+    if isinstance(path, str):
+        return None
+    entries = [entry for root in checkpoints.folders_with_points(path) for entry in checkpoints.survey(root)]
+    return _newest(entries)
+
+
+def verified_candidate(settings: Settings, say: Callable[[str], object]) -> Candidate | None:
+    """As :func:`find`, but every byte of the point was compared; where one differs, the next point is taken."""
+    path = settings.checkpoint_path
+    if isinstance(path, str):
+        raise StoreError(
+            f"CHECKPOINT_PATH={path}: a job can be begun again from checkpoints on a disk only. Fix: copy that folder "
+            "to a disk and export CHECKPOINT_PATH=<it>"
+        )
+    entries = [entry for root in checkpoints.folders_with_points(path) for entry in checkpoints.survey(root)]
+    while (candidate := _newest(entries)) is not None:
+        damaged = [entry for entry in candidate.entries if not _is_whole(entry, say)]
+        if not damaged:
+            return candidate
+        entries = [entry for entry in entries if entry not in damaged]
+    return None
+
+
+def begin_journal(settings: Settings, candidate: Candidate) -> None:
+    """A new journal that goes on from there; folders whose marker was lost are marked again.
+
+    Raises:
+        StoreError: there is a journal, or the disk refuses.
+    """
+    owner = FolderOwner(candidate.job, settings.job_name)
+    for folder in candidate.folders:
+        if _owner_of(folder) is None:  # every manifest in it says the same job
+            durable.write_file_atomically(folder / OWNER_FILE, encode_owner(owner))
+    new_journal.begin_from(settings, candidate.job, candidate.point, candidate.top)
+
+
+def _newest(entries: list[Entry]) -> Candidate | None:
+    whole = [entry for entry in entries if entry.header is not None]
+    folders = tuple(sorted({entry.path.parent for entry in entries}))
+    jobs = {entry.header.job for entry in whole if entry.header is not None}
+    jobs |= {owner for folder in folders if (owner := _owner_of(folder)) is not None}
+    if len(jobs) > 1:
+        raise ForeignFolderError(
+            f"{folders[0].parent}: its folders belong to several jobs ({', '.join(sorted(jobs))}), and one of them "
+            "cannot be told from the others. Fix: move those of the other jobs away"
+        )
+    best: tuple[Point, int, Path] | None = None
+    for root in sorted({folder.parent for folder in folders}):
+        newest = checkpoints.newest_common_point([entry for entry in whole if entry.path.parent.parent == root])
+        if newest is not None and (best is None or newest > best[:2]):
+            best = (*newest, root)
+    if best is None:
+        return None
+    point, world_size, root = best
+    held = tuple(
+        entry
+        for entry in whole
+        if entry.header is not None
+        and (entry.header.point, entry.header.world_size) == (point, world_size)
+        and entry.path.parent.parent == root
+    )
+    top = max(entry.point.generation for entry in entries if entry.point is not None)
+    return Candidate(jobs.pop(), point, world_size, top, held, folders)
+
+
+def _is_whole(entry: Entry, say: Callable[[str], object]) -> bool:
+    try:
+        checkpoints.verify(checkpoints.point_in(entry.path))
+    except CheckpointError as error:
+        say(f"not used: {error}")
+        return False
+    return True
+
+
+def _owner_of(folder: Path) -> str | None:
+    """The job its marker names; None where it names none, or is damaged."""
+    try:
+        owner = read_owner(folder)
+    except StoreError:
+        return None
+    return None if owner is None else owner.job

@@ -1,0 +1,310 @@
+"""The line to a scheduler: it pushes the job's snapshots, and takes a request to stop.
+
+The connection and the little thread that keeps it live here; never what is made of a snapshot. The one idea: the thread
+turns what arrives into one readable descriptor, so that whoever follows a job sleeps on that together with everything
+else he watches.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from samebits.config import Settings
+from samebits.errors import SecretError, StoreError
+from samebits.launcher.job_view import JobView, stored_view
+from samebits.net.address_book import addresses_now
+from samebits.net.client import Client, Down, Got, ShutOut, Up
+from samebits.net.curve import cluster_keys
+from samebits.scheduler_hosts import NotHostsError, SchedulerAddress, names_one
+from samebits.service import status
+
+CONNECT_TIMEOUT_S = 2.0
+ANSWER_TIMEOUT_S = 5.0  # of one that listens: on a busy machine it takes its time
+
+
+@dataclass(frozen=True, slots=True)
+class Linked:
+    """The connection stands; ``address``: to which of several addresses, else empty."""
+
+    address: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Unlinked:
+    """The connection is gone; it is tried again until it stands."""
+
+
+Told = Linked | Unlinked | JobView
+
+
+class SchedulerLink:
+    """Follows whatever scheduler answers, also through its restarts. One thread calls these methods.
+
+    Raises:
+        SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._client = _client(settings)
+        self._has_choice = not names_one(settings.sched_host)
+        self._elsewhere = False
+        self._terms: dict[str, int] = {}  # the highest that was told, of each job
+        self._told: collections.deque[Told] = collections.deque()
+        self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._stop_by: str | None = None
+        self._to_tell: collections.deque[status.ForHistory] = collections.deque()
+        self._asks = False
+        self._shut_out: str | None = None
+        self._was_linked = False
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="samebits-follower", daemon=True)
+        self._thread.start()
+
+    def fileno(self) -> int:
+        """Readable as long as ``take`` has something to give."""
+        return self._readable
+
+    def take(self) -> list[Told]:
+        """What has come in since the last call, in order.
+
+        Raises:
+            SecretError: the scheduler has another secret than this process, from the beginning.
+        """
+        try:
+            os.read(self._readable, 4096)
+        except BlockingIOError:
+            return []
+        if self._shut_out is not None:
+            raise SecretError(self._shut_out)
+        told = []
+        while self._told:
+            told.append(self._told.popleft())
+        return told
+
+    def ask_to_stop(self, by: str) -> None:
+        """Ask the scheduler that answers now for a graceful end of its job."""
+        self._stop_by = by
+        self._client.wake()
+
+    def decide(self, text: str, drain: Sequence[str] = ()) -> None:
+        """Have the scheduler that answers now keep a decision, and ask these nodes to leave."""
+        self.tell(status.decision(text, drain))
+
+    def tell(self, message: status.ForHistory) -> None:
+        """Tell the scheduler that answers now."""
+        self._to_tell.append(message)
+        self._client.wake()
+
+    def ask(self) -> None:
+        """Ask the scheduler that answers now for a snapshot that names every worker, however many there are."""
+        self._asks = True
+        self._client.wake()
+
+    def look_elsewhere(self) -> None:
+        """Try the next address: the scheduler at this one is another job's."""
+        self._elsewhere = True
+        self._client.wake()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._closing = True
+        self._client.wake()
+        self._thread.join()
+        self._client.close()
+        os.close(self._readable)
+        os.close(self._writable)
+
+    def _run(self) -> None:
+        while not self._closing:
+            for incoming in self._client.drain():
+                match incoming:
+                    case Up():
+                        self._was_linked = True
+                        self._client.send(status.question(follow=True))
+                        self._tell(Linked(str(self._client.address) if self._has_choice else ""))
+                    case Down():
+                        self._tell(Unlinked())
+                    case ShutOut(why):
+                        self._told_shut_out(why)
+                    case Got(message):
+                        content = status.snapshot_in(message)
+                        if content is not None:
+                            self._hear(JobView.of(content))
+            if self._stop_by is not None:
+                self._client.send(status.stop_request(self._stop_by))
+                self._stop_by = None
+            if self._asks:
+                self._asks = False
+                self._client.send(status.question(follow=False))
+            while self._to_tell:
+                self._client.send(self._to_tell.popleft())
+            if self._elsewhere:
+                self._elsewhere = False
+                self._client.look_elsewhere()
+            self._client.wait(None)
+
+    def _hear(self, view: JobView) -> None:
+        """A scheduler of an earlier term than one that has told before was replaced: it is not believed."""
+        newest = self._terms.setdefault(view.job, view.term)
+        if view.term < newest:
+            self._client.look_elsewhere()
+            return
+        self._terms[view.job] = view.term
+        self._tell(view)
+
+    def _told_shut_out(self, text: str) -> None:
+        """Whoever was linked before knew the secret: then it is the scheduler that is another one now."""
+        if not self._was_linked:
+            self._shut_out = text
+            self._ring()
+
+    def _tell(self, told: Told) -> None:
+        self._told.append(told)
+        self._ring()
+
+    def _ring(self) -> None:
+        try:
+            os.write(self._writable, b"t")
+        except BlockingIOError:
+            return  # the pipe is full of news already
+
+
+def ask_once(settings: Settings, timeout_s: float) -> status.Content | None:
+    """One snapshot, with every worker in it; none where no scheduler listens, or none answers in time.
+
+    Where SCHED_HOST names several hosts each is asked, and the snapshot says at which ``address`` its scheduler is: of
+    this folder's job, and of the highest term.
+
+    Raises:
+        SecretError: a scheduler listens, and has another secret than this process.
+        SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
+    """
+    told = _told_by(settings, timeout_s)
+    return None if told is None else told[1]
+
+
+def decide_once(settings: Settings, text: str, drain: Sequence[str] = (), *, timeout_s: float = 5.0) -> bool:
+    """Have the scheduler keep a decision, and ask these nodes to leave; whether it answered, so that it has heard.
+
+    Raises:
+        SecretError: a scheduler listens, and has another secret than this process.
+        SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
+    """
+    return _tell_once(settings, status.decision(text, drain), timeout_s)
+
+
+def stop_once(settings: Settings, by: str, *, timeout_s: float = 5.0) -> bool:
+    """Have the scheduler end its job gracefully; whether it answered, so that it has heard.
+
+    Raises:
+        SecretError: a scheduler listens, and has another secret than this process.
+        SettingsError: CLUSTER_SECRET_FILE holds no usable secret.
+    """
+    return _tell_once(settings, status.stop_request(by), timeout_s)
+
+
+def is_listening(settings: Settings) -> bool:
+    """Whether anybody accepts connections where the scheduler should."""
+    return any(_is_there(address) for address in known_addresses(settings))
+
+
+def known_addresses(settings: Settings) -> tuple[SchedulerAddress, ...]:
+    """The addresses that SCHED_HOST names; none where its file is of no use."""
+    try:
+        return addresses_now(settings.sched_host, settings.sched_port)
+    except NotHostsError:
+        return ()
+
+
+def at_address(settings: Settings, address: SchedulerAddress) -> Settings:
+    """The same settings, of which SCHED_HOST names this address alone."""
+    return replace(settings, sched_host=address.host, sched_port=address.port)
+
+
+def _is_there(address: SchedulerAddress) -> bool:
+    try:
+        socket.create_connection(address, CONNECT_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
+def _client(settings: Settings) -> Client:
+    keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
+    name = f"follower-{uuid.uuid4().hex}"
+    return Client(settings.sched_host, settings.sched_port, name, settings.node_timeout_s, keys=keys)
+
+
+def _tell_once(settings: Settings, message: object, timeout_s: float) -> bool:
+    """Tell the scheduler that is to be believed, and no other; whether it has answered."""
+    there = settings
+    if not names_one(settings.sched_host):
+        told = _told_by(settings, timeout_s)
+        if told is None:
+            return False
+        there = told[0]
+    return _asked(there, timeout_s, message) is not None
+
+
+def _told_by(settings: Settings, timeout_s: float) -> tuple[Settings, status.Content] | None:
+    """Who is to be believed of those that answer, and what it says; a foreign scheduler is passed over.
+
+    Raises:
+        SecretError: nobody answers, and one has another secret.
+    """
+    answers: list[tuple[Settings, status.Content]] = []
+    shut_out: SecretError | None = None
+    for address in known_addresses(settings):
+        there = at_address(settings, address)
+        try:
+            content = _asked(there, timeout_s)
+        except SecretError as error:
+            shut_out = error
+            continue
+        if content is not None:
+            answers.append((there, content if names_one(settings.sched_host) else {**content, "address": str(address)}))
+    if shut_out is not None and not answers:
+        raise shut_out
+    if len({content["job"] for _, content in answers}) > 1:
+        own = _own_job(settings)
+        answers = [answer for answer in answers if answer[1]["job"] == own] or answers[:1]
+    return max(answers, key=lambda answer: int(answer[1]["term"]), default=None)
+
+
+def _own_job(settings: Settings) -> str:
+    """The id of the job that this folder's journal holds; empty where none is readable."""
+    try:
+        stored = stored_view(settings.recovery_path) if settings.enable_recovery else None
+    except StoreError:
+        return ""
+    return "" if stored is None else stored.job
+
+
+def _asked(settings: Settings, timeout_s: float, *first: object) -> status.Content | None:
+    """The snapshot of the scheduler that answers, after these messages; none where nobody does in time."""
+    if not is_listening(settings):
+        return None
+    client = _client(settings)
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        while (left_s := deadline_s - time.monotonic()) > 0:
+            client.wait(left_s)
+            for incoming in client.drain():
+                match incoming:
+                    case Up():
+                        for message in (*first, status.question(follow=False)):
+                            client.send(message)
+                    case ShutOut(why):
+                        raise SecretError(why)
+                    case Got(message) if (content := status.snapshot_in(message)) is not None:
+                        return content
+        return None
+    finally:
+        client.close()

@@ -1,0 +1,400 @@
+"""Starting processes of a job on this machine: one script at a time, and nobody runs of whom no pid file tells.
+
+Which processes, and with what environment, is decided elsewhere. The one idea: whatever a start may lack (room on the
+disk, a right, a file of this user's own) is asked for before the first process exists, so that a start that fails has
+changed nothing. Each process gets a session of its own, so that no terminal's Ctrl-C or hang-up reaches it; its output
+is appended to LOG_DIR/NAME.log, and LOG_DIR/NAME.pid says which process it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import ipaddress
+import os
+import re
+import shlex
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from samebits import config
+from samebits.config import OF_A_SHELL, Settings
+from samebits.errors import ListenError, UsageError
+from samebits.launcher.processes import SCHEDULER, end, node_of
+from samebits.net.address import close_all, is_local, listen, port_of
+from samebits.scheduler_hosts import names_one
+from samebits.service.scheduler_address import listening_place
+from samebits.store import durable, private
+from samebits.store.parent_death import die_with
+from samebits.store.process_identity import ProcessIdentity
+
+EXAMPLE = "ssh -o BatchMode=yes {host} {command}"
+_PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
+_KNOWN = ("host", "node", "command")
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """The words of the user's command, with their placeholders."""
+
+    words: tuple[str, ...]
+
+    def filled(self, host: str, node: str, command: str) -> list[str]:
+        """The command that starts a worker: ``command`` is a line for the shell on ``host``."""
+        values = {"host": host, "node": node, "command": command}
+        return [_PLACEHOLDER.sub(lambda found: values[found[1]], word) for word in self.words]
+
+
+def template_of(text: str) -> Template:
+    """The template that a user wrote.
+
+    Raises:
+        UsageError: it names something unknown, lacks the command or the host, or is meant for a shell.
+    """
+
+    def wrong(why: str, fix: str) -> UsageError:
+        return UsageError(f"HOST_LAUNCH={text[:120]}: {why}. Fix: {fix}")
+
+    try:
+        words = tuple(shlex.split(text))
+    except ValueError as error:
+        raise wrong(f"it cannot be split into words ({error})", "close its quotes") from None
+    names = [name for word in words for name in _PLACEHOLDER.findall(word)]
+    if unknown := [name for name in names if name not in _KNOWN]:
+        raise wrong(f"{{{unknown[0]}}} is no placeholder", "use {host}, {node} and {command}")
+    if "command" not in names or not {"host", "node"} & {*names}:
+        raise wrong("it names no {command}, or neither {host} nor {node}", f"--launch '{EXAMPLE}'")
+    if shell := next((word for word in words if word in OF_A_SHELL), None):
+        raise wrong(f"no shell reads it, and {shell!r} is a shell's", "put that into a script, and name the script")
+    if _PLACEHOLDER.search(words[0]):
+        raise wrong("its first word is the program, and no placeholder", f"--launch '{EXAMPLE}'")
+    return Template(words)
+
+
+def shell_line(folder: Path, environment: Mapping[str, str], words: Sequence[str]) -> str:
+    """A line for a POSIX shell that runs this command, in this folder and with these variables.
+
+    The shell stays, so that a signal that ends the command becomes a status above 128: of a command that is itself
+    ended by a signal ssh(1) says no more than 255, which is what it says where it could not get there.
+    """
+    told = [f"{name}={value}" for name, value in sorted(environment.items())]
+    return f"cd {shlex.quote(str(folder))} && {shlex.join(['env', *told, *words])}; exit $?"
+
+
+@functools.lru_cache(maxsize=4096)
+def is_here(host: str) -> bool:
+    """Whether a host is this machine, by its name or an address of its own; nothing is asked of a name service."""
+    names = {"localhost", socket.gethostname(), socket.gethostname().partition(".")[0]}
+    if host in names:
+        return True
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        return False
+    return is_local(host)
+
+
+LOCK_FILE = "start.lock"
+_PLACE_BYTES = 64  # a pid and a start time, and what is over
+# A launcher that runs inside another job's process must not hand on what that process was told.
+OF_ONE_PROCESS = ("ROLE", "NODE_ID", "JOB_ID", "MS_ROLE", "MS_NODE_ID", "MS_JOB_ID")
+_CANNOT_RUN = 127
+_HEARD = (signal.SIGINT, signal.SIGTERM)
+_IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
+
+Spawn: TypeAlias = "Callable[[Program, str, int], int]"
+"""Makes the process of this name, a child of the caller's with this log; returns its pid."""
+
+
+class Way(Enum):
+    """How a worker's command is made of what its user named."""
+
+    SCRIPT = "script"
+    MODULE = "module"
+    PROGRAM = "program"
+
+    def words(self, interpreter: str, script: str, args: Sequence[str]) -> list[str]:
+        """The command."""
+        if self is Way.PROGRAM:
+            return [script, *args]
+        return [interpreter, *(["-m"] if self is Way.MODULE else []), script, *args]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What the processes of one job run: ``environment`` is all of it, but for what tells one from the other."""
+
+    folder: Path
+    interpreter: str
+    script: str
+    args: tuple[str, ...]
+    environment: Mapping[str, str]
+    only_scheduler: Mapping[str, str]
+    way: Way = Way.SCRIPT
+    elsewhere: Mapping[str, str] = field(default_factory=dict)
+    """Of each node that runs on another host: which; started by ``HOST_LAUNCH`` in ``environment``."""
+    job: str = ""
+    """The job's id, if the launcher chose it; the processes accept no other job's scheduler then."""
+    listening: tuple[int, ...] = ()
+    """Descriptors of listening sockets that the scheduler inherits."""
+
+    def words(self, name: str) -> list[str]:
+        """The command of the process with this name."""
+        if name == SCHEDULER:
+            return [self.interpreter, "-P", "-m", "samebits", "scheduler"]
+        node = node_of(name) or ""
+        if node not in self.elsewhere:
+            return self.worker_words()
+        told = {**config.kept_environment(self.environment), **self._identity(), "ROLE": "worker", "NODE_ID": node}
+        line = shell_line(self.folder, told, self.worker_words())
+        return template_of(config.host_launch(self.environment)).filled(self.elsewhere[node], node, line)
+
+    def worker_words(self) -> list[str]:
+        """Return the command of a worker on its own host."""
+        words = self.way.words(self.interpreter, self.script, self.args)
+        if config.is_plain(self.environment):  # a small process of ours holds the seat, and runs it
+            return [self.interpreter, "-P", "-m", "samebits", "plain", "--", *words]
+        return words
+
+    def environment_of(self, name: str) -> dict[str, str]:
+        """Its environment."""
+        shared = {key: text for key, text in self.environment.items() if key not in OF_ONE_PROCESS} | self._identity()
+        node = node_of(name)
+        if node is None:
+            return {**shared, **self.only_scheduler, "ROLE": "scheduler"}
+        return {**shared, "ROLE": "worker", "NODE_ID": node}
+
+    def _identity(self) -> dict[str, str]:
+        return {"JOB_ID": self.job} if self.job else {}
+
+
+def names_port(environment: Mapping[str, str]) -> bool:
+    """Return whether these variables of a job name its port, so that no other one may be chosen."""
+    return any(environment.get(f"{prefix}SCHED_PORT") for prefix in ("", config.PREFIX))
+
+
+class Listener(NamedTuple):
+    """The sockets that a scheduler is to inherit, and its port if that is another one than SCHED_PORT says."""
+
+    sockets: tuple[socket.socket, ...] = ()
+    chosen_port: int | None = None
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The sockets' numbers in this process."""
+        return tuple(one.fileno() for one in self.sockets)
+
+    def close(self) -> None:
+        """Give up this process's hold on the port; a scheduler that inherited the sockets keeps listening."""
+        close_all(self.sockets)
+
+
+def listen_for(settings: Settings, *, may_choose: bool = False) -> Listener:
+    """Listen where this job's scheduler is to, for the process of it that is started next.
+
+    Args:
+        settings: of the job.
+        may_choose: take any free port if the job's is another process's.
+
+    Raises:
+        ListenError: the address or the port cannot be listened on.
+    """
+    addresses, port = listening_place(settings)
+    try:
+        return Listener(tuple(listen(addresses, port)))
+    except ListenError as error:
+        if not (error.is_taken and may_choose and names_one(settings.sched_host)):  # of several, all know the port
+            raise
+        sockets = tuple(listen(addresses, 0))
+        return Listener(sockets, port_of(sockets))
+
+
+class BusyError(Exception):
+    """Somebody else starts processes in this folder at the moment."""
+
+
+class StartLock:
+    """Held by whoever starts processes, or changes which there are; waits for the one who does so already.
+
+    Raises (from ``with``):
+        BusyError: there is one, and ``wait`` is false.
+    """
+
+    def __init__(self, log_dir: Path, *, wait: bool = True) -> None:
+        self._path = log_dir / LOCK_FILE
+        self._waits = wait
+        self._descriptor = -1
+
+    def __enter__(self) -> StartLock:
+        private.make_folder(self._path.parent)
+        self._descriptor = private.open_to_append(self._path)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not self._waits:
+                self.release()
+                raise BusyError from None
+            print(
+                "samebits: another run.sh or recover.sh is starting processes here, waiting for it",
+                file=sys.stderr,
+                flush=True,
+            )
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
+
+    def release(self) -> None:
+        """Let the next one start processes; also where that was done already."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+class Berth:
+    """The place of one process that is to be started: its log and its pid file can be written."""
+
+    def __init__(self, log_dir: Path, name: str) -> None:
+        self.name = name
+        self._log = log_dir / f"{name}.log"
+        self._pid_file = log_dir / f"{name}.pid"
+        os.close(private.open_to_append(self._log))
+        self._reserved = durable.write_temporary(self._pid_file, b" " * _PLACE_BYTES, sync=False)
+
+    def start(self, program: Program, spawn_it: Spawn) -> ProcessIdentity:
+        """Start the process, and write down which it is.
+
+        Raises:
+            StoreError: that could not be written; the process is ended again.
+        """
+        log = private.open_to_append(self._log)
+        try:
+            identity = ProcessIdentity.of_child(spawn_it(program, self.name, log))
+        finally:
+            os.close(log)
+        try:
+            with durable.disk_errors(self._pid_file, "writing the pid file"):
+                with os.fdopen(durable.reopen(self._reserved), "wb") as file:
+                    file.write(identity.to_line().encode())
+                    file.truncate()
+                self._reserved.rename(self._pid_file)
+        except BaseException:
+            end(identity, 0.0)  # nobody would know of it
+            raise
+        return identity
+
+    def give_up(self) -> None:
+        """Nothing is started here, or it is started."""
+        self._reserved.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def reserved(log_dir: Path, names: Sequence[str]) -> Iterator[list[Berth]]:
+    """The places of these processes; what is not used of them is gone at the end.
+
+    Raises:
+        StoreError: there is no room, or something there is not this user's own; nothing has changed.
+    """
+    private.make_folder(log_dir)
+    berths: list[Berth] = []
+    try:
+        for name in names:
+            berths.append(Berth(log_dir, name))
+        yield berths
+    finally:
+        for berth in berths:
+            with durable.disk_errors(log_dir, "removing what was not used"):
+                berth.give_up()
+
+
+def launch(
+    berths: Sequence[Berth], program: Program, started: list[ProcessIdentity], spawn_worker: Spawn | None = None
+) -> None:
+    """Start a process in each of these places, and add it to ``started``; the caller's own children from then on.
+
+    ``spawn_worker`` makes the workers' processes; :func:`spawn` where it is None.
+
+    A hang-up meanwhile is not heard: it would end the caller between a process and its pid file.
+
+    Raises:
+        StoreError: one could not be started; those before it run.
+    """
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        for berth in berths:
+            makes = spawn if spawn_worker is None or berth.name == SCHEDULER else spawn_worker
+            started.append(berth.start(program, makes))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def hear_signals() -> None:
+    """The scripts block SIGINT and SIGTERM until Python listens, so that Ctrl-C leaves no traceback: it listens."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+
+
+def spawn(program: Program, name: str, log: int) -> int:
+    """The pid of a new process that runs this part of the program."""
+    inherited = program.listening if name == SCHEDULER else ()
+    return execute(program.words(name), program.environment_of(name), program.folder, log, inherited)
+
+
+def execute(
+    words: Sequence[str], environment: Mapping[str, str], folder: Path, log: int, inherited: Sequence[int] = ()
+) -> int:
+    """Start a process that leads a session and ignores what a terminal sends; return its pid.
+
+    Args:
+        inherited: descriptors of listening sockets that it takes over, as sd_listen_fds(3) describes.
+    """
+    # What comes before the program runs must not be lost on a handler of this process's.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
+    until_it_runs, runs = os.pipe2(os.O_CLOEXEC)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        os.close(runs)
+        os.read(until_it_runs, 1)  # until then it leads no session, and could not be told from a stranger
+        os.close(until_it_runs)
+        return pid
+    try:
+        os.setsid()
+        if config.dies_with_starter(environment):
+            die_with(parent)
+        for number in (signal.SIGTERM, *_IGNORED_BY_PYTHON):
+            signal.signal(number, signal.SIG_DFL)
+        for number in (signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        environment = {**environment, **_handed_over(inherited)}
+        os.chdir(folder)
+        os.execvpe(words[0], list(words), environment)
+    except OSError as error:
+        where = error.filename if isinstance(error.filename, str) else words[0]
+        os.write(2, os.fsencode(f"samebits: {where} in {folder} cannot be run: {error.strerror}\n"))
+    finally:
+        os._exit(_CANNOT_RUN)
+
+
+def _handed_over(descriptors: Sequence[int]) -> dict[str, str]:
+    """In a new process, place these descriptors where its program expects them; returns the variables that say so."""
+    if not descriptors:
+        return {}
+    first = config.FIRST_INHERITED
+    above = first + len(descriptors)  # so that no descriptor is overwritten before it is copied
+    copies = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, above) for one in descriptors]
+    for number, copy in enumerate(copies, first):
+        os.dup2(copy, number)
+    return {"LISTEN_PID": str(os.getpid()), "LISTEN_FDS": str(len(descriptors))}

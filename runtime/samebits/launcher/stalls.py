@@ -1,0 +1,314 @@
+"""Where the workers of this machine are when the job does not come on: looked at by itself, kept in a file, and said.
+
+Here live whom a follower looks at and when, the files, and whose process is ended because it will not end by itself.
+Never here: who holds the others up, which the scheduler says. The one idea: whoever follows the job sits on the host of
+its processes, so what no message can tell (stopped, Python's lock held, a wait in the kernel) is read from the kernel
+there, and no port is needed for it.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from samebits.config import Settings
+from samebits.core.cause_table import DEFAULT, CauseTable, Strategy
+from samebits.core.hangs import SILENT_KINDS, Hang, Sight, fix_of, told_apart
+from samebits.errors import StoreError
+from samebits.launcher.job_view import JobView, Presence, WorkerView
+from samebits.printable import printable_lines
+from samebits.service import sights, stacks
+from samebits.store import collective_ring, durable, private
+from samebits.store.process_identity import ProcessIdentity
+from samebits.tracebacks import place_in_dump
+
+PATIENCE_S = 15.0  # from a process's start to its samebits.init(), at least
+LOOK_S = 5.0
+LONGEST_S = 120.0
+LEAST_READ_BYTES = 32 << 10  # within LOOK_S: a handful of compiled modules
+
+
+def bytes_read(identity: ProcessIdentity) -> int | None:
+    """Return how many bytes the process has read so far, cached ones included, or None if that cannot be seen."""
+    try:
+        found = re.search(r"^rchar: (\d+)$", Path(f"/proc/{identity.pid}/io").read_text(), re.MULTILINE)
+    except OSError:  # it is gone, or another user's
+        return None
+    return int(found[1]) if found and identity.is_alive() else None
+
+
+@dataclass(slots=True)
+class _Watched:
+    identity: ProcessIdentity
+    began_at: float
+    look_at: float
+    read: int | None = None
+
+
+class Silence:
+    """Processes that were not named yet.
+
+    Args:
+        read: as :func:`bytes_read`.
+    """
+
+    def __init__(self, read: Callable[[ProcessIdentity], int | None] = bytes_read) -> None:
+        self._read = read
+        self._watched: dict[str, _Watched] = {}
+
+    def began(self, name: str, identity: ProcessIdentity, now: float) -> None:
+        """Watch the process that was found under this name."""
+        self._watched[name] = _Watched(identity, now, now + PATIENCE_S - LOOK_S)
+
+    def wake_at(self) -> float | None:
+        """Return when ``due`` has something to do."""
+        return min((one.look_at for one in self._watched.values()), default=None)
+
+    def due(self, now: float) -> dict[str, tuple[ProcessIdentity, float]]:
+        """Return, once, the processes that no longer seem to import, each with the seconds since it was found."""
+        if not any(one.look_at <= now for one in self._watched.values()):
+            return {}
+        found = {}
+        for name, one in list(self._watched.items()):
+            if one.look_at > now + 1.0:  # those that are due a moment later are named together with the others
+                continue
+            before, one.read = one.read, self._read(one.identity)
+            is_first = now - one.began_at < PATIENCE_S - LOOK_S / 2
+            reads = before is not None and one.read is not None and one.read - before >= LEAST_READ_BYTES
+            if (is_first or reads) and now - one.began_at < LONGEST_S:
+                one.look_at = now + LOOK_S
+            else:
+                found[name] = one.identity, now - one.began_at
+                del self._watched[name]
+        return found
+
+
+FOLDER = "stalls"
+MOST_FILES = 16
+MOST_BYTES = 256 << 10
+"""Of one file; the innermost frames come first in it."""
+COLLECTIVES = 4
+"""That a file names, the newest last; ``samebits stack --fr`` has all."""
+MOST_ASKED = 8
+"""Processes that one standstill has looked at."""
+SETTLED_S = 1.0
+"""A lost process that still runs may be ending just now."""
+LEAST_PATIENCE_S = 30.0
+"""From its loss to the end of a process that is stopped or holds Python's lock, where STEP_TIMEOUT is not set."""
+CANNOT_LEAVE = (Hang.STOPPED, Hang.LOCKED)
+"""What a process cannot come out of by itself, while a signal still ends it."""
+_FILE = re.compile(r"step-\d+-(?:rank|node)-[^/]+\.txt")
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """One process that was looked at: what it is in, and the file with its threads (None: it could not be written)."""
+
+    title: str
+    hang: Hang | None
+    pid: int
+    place: str
+    file: Path | None
+    is_told: bool  # else it only waits for the others
+
+    def __str__(self) -> str:
+        fix = ""
+        if self.hang in SILENT_KINDS and self.hang is not None:
+            what, fix = self.hang.value, fix_of(self.hang, self.pid)
+            if self.hang is Hang.LOCKED and self.place:
+                what, fix = f"holds Python's lock (the GIL) in {self.place}", _LETS_GO
+        else:
+            what = f"is in {self.place or CODE_OF_OTHERS}"
+        where = f"; its threads: {self.file}" if self.file is not None else ""
+        return f"{self.title} {what}{where}" + (f". Fix: {fix}" if fix else "")
+
+
+CODE_OF_OTHERS = "code that is not the script's"
+_LETS_GO = "call it so that it lets the lock go (ctypes.CDLL instead of PyDLL, Py_BEGIN_ALLOW_THREADS in C)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    worker: WorkerView
+    rank: int | None
+    step: int
+    silent_s: float  # 0: it does speak
+    is_told: bool
+
+
+@dataclass(slots=True)
+class _Lost:
+    identity: ProcessIdentity
+    since: float
+    is_asked: bool = False
+    is_over: bool = False
+    hang: Hang | None = None
+
+
+@dataclass(slots=True)
+class Found:
+    """What ``take`` gives: lines to say, and processes to end (SIGKILL)."""
+
+    lines: list[str] = field(default_factory=list)
+    end: list[ProcessIdentity] = field(default_factory=list)
+
+
+class Stalls:
+    """Of one follower. Looking takes up to seconds, so a thread does it; ``look`` and ``take`` return at once.
+
+    Args:
+        settings: the job's, with an absolute LOG_DIR.
+        causes: whether who is stopped, or holds Python's lock, is ended.
+        ask, see: how a process is asked for its stacks, and looked at.
+        read: what it launched last.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        causes: CauseTable = DEFAULT,
+        *,
+        ask: Callable[[ProcessIdentity], stacks.Answer] = stacks.ask,
+        see: Callable[[ProcessIdentity], Sight | None] = sights.look,
+        read: Callable[[ProcessIdentity], collective_ring.Contents | None] = collective_ring.read,
+    ) -> None:
+        self._folder = settings.log_dir / FOLDER
+        self._silent_s = settings.node_timeout_s
+        ended = {hang for hang in CANNOT_LEAVE if causes.strategy_for(hang) in (Strategy.SPARE, Strategy.RESTART)}
+        self._ended = ended if settings.hang == "end" else set()
+        fixed_s = settings.step_timeout_s
+        self._patience_s = LEAST_PATIENCE_S if fixed_s is None else 2 * fixed_s
+        self._ask, self._see, self._read = ask, see, read
+        self._stall: object = None  # that was looked at last
+        self._lost: dict[str, _Lost] = {}
+        self._questions: queue.Queue[_Question] = queue.Queue()
+        self._looked: queue.SimpleQueue[tuple[str, Looked]] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def look(self, view: JobView | None, here: Mapping[str, ProcessIdentity], now: float) -> None:
+        """See to those of ``here``, living processes by node, whom the scheduler names or has lost."""
+        if view is None or view.from_journal:
+            return
+        stall = view.stall
+        if stall is not None and (key := (stall, view.generation)) != self._stall:
+            self._stall = key
+            for node in [*stall.culprits[:MOST_ASKED], *stall.waiting[:1]]:
+                silent_s = self._silent_s if node in stall.silent else 0.0
+                self._question(view, here, node, stall.step, silent_s, is_told=node in stall.culprits)
+        elif stall is None:
+            self._stall = None
+        self._look_for_lost(view, here, now)
+
+    def take(self, now: float, *, may_end: bool) -> Found:
+        """What has come of it since the last call.
+
+        Args:
+            may_end: whether a process that was ended is started again by this follower.
+        """
+        found = Found()
+        while not self._looked.empty():
+            node, looked = self._looked.get()
+            if looked.is_told:
+                found.lines.append(str(looked))
+            if node in self._lost and self._lost[node].identity.pid == looked.pid:
+                self._lost[node].hang = looked.hang
+        for node, lost in self._lost.items():
+            is_due = may_end and not lost.is_over and now - lost.since >= self._patience_s
+            if is_due and lost.hang in self._ended:
+                lost.is_over = True
+                if told_apart(self._see(lost.identity), self._silent_s) is lost.hang:
+                    what = f"{lost.hang.value}, {now - lost.since:.0f} s after it was lost"
+                    found.lines.append(f"worker {node} ({lost.identity}) {what}: it is ended (HANG=end)")
+                    found.end.append(lost.identity)
+        return found
+
+    def wait(self) -> None:
+        """Until all that was asked for is there; for tests."""
+        self._questions.join()
+
+    def _look_for_lost(self, view: JobView, here: Mapping[str, ProcessIdentity], now: float) -> None:
+        """A process that the scheduler holds for lost and that runs."""
+        gone = (one for one in view.nodes if one.presence is Presence.LOST)
+        lost = {one.node: one for one in gone if here.get(one.node) == one.identity}
+        for node, known in list(self._lost.items()):
+            if node not in lost or lost[node].identity != known.identity:
+                del self._lost[node]
+        for node, worker in lost.items():
+            known = self._lost.setdefault(node, _Lost(worker.identity, now))
+            if not known.is_asked and now - known.since >= SETTLED_S:
+                known.is_asked = True
+                self._question(view, here, node, worker.step or view.step, self._silent_s, is_told=True)
+
+    def _question(
+        self,
+        view: JobView,
+        here: Mapping[str, ProcessIdentity],
+        node: str,
+        step: int,
+        silent_s: float,
+        *,
+        is_told: bool,
+    ) -> None:
+        worker = view.node(node)
+        if worker is None or here.get(node) != worker.identity:
+            return  # on another host, whose follower sees to it
+        members = [one.node for one in view.workers if not one.is_joining]
+        rank = members.index(node) if node in members else None
+        self._questions.put(_Question(worker, rank, step, silent_s, is_told))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._answer_all, name="samebits-stalls", daemon=True)
+            self._thread.start()
+
+    # ---- in the thread
+
+    def _answer_all(self) -> None:
+        while True:
+            question = self._questions.get()
+            self._looked.put((question.worker.node, self._answer(question)))
+            self._questions.task_done()
+
+    def _answer(self, question: _Question) -> Looked:
+        worker = question.worker
+        identity = worker.identity
+        hang = told_apart(self._see(identity), question.silent_s) if question.silent_s else None
+        answer = self._ask(identity)
+        place = place_in_dump(answer.text, Path.cwd())
+        rank = "" if question.rank is None else f"rank {question.rank}, "
+        title = f"worker {worker.node} ({rank}{identity})"
+        head = [
+            f"{title} at step {question.step}, {time.strftime('%Y-%m-%d %H:%M:%S')}",
+            hang.value if hang is not None else f"in {place or CODE_OF_OTHERS}",
+            answer.silence.value if answer.silence is not None else "",
+            self._collectives(identity),
+        ]
+        body = answer.text or "\n".join(sights.threads(identity.pid))
+        text = "\n".join([*filter(None, head), "", body, ""])
+        file = None
+        if answer.silence is not stacks.Silence.GONE:
+            name = f"node-{worker.node}" if question.rank is None else f"rank-{question.rank}"
+            file = self._keep(f"step-{question.step}-{name}.txt", text)
+        return Looked(title, hang, identity.pid, place, file, question.is_told)
+
+    def _collectives(self, identity: ProcessIdentity) -> str:
+        contents = self._read(identity)
+        if contents is None or not contents.launched:
+            return ""
+        return "its last collectives: " + "; ".join(map(str, contents.launched[-COLLECTIVES:]))
+
+    def _keep(self, name: str, text: str) -> Path | None:
+        """Write it, 0600, and remove the oldest beyond ``MOST_FILES``; None where there is no room, say."""
+        path = self._folder / name
+        try:
+            private.make_folder(self._folder)
+            durable.write_file_atomically(path, printable_lines(text).encode()[:MOST_BYTES])
+            kept = [one for one in self._folder.iterdir() if _FILE.fullmatch(one.name)]
+            for old in sorted(kept, key=lambda one: one.lstat().st_mtime, reverse=True)[MOST_FILES:]:
+                old.unlink(missing_ok=True)
+        except (StoreError, OSError):
+            return None
+        return path

@@ -1,0 +1,441 @@
+"""The supervisor: starts again what died of a job on this machine, without a person.
+
+Holding the folder, and the starts themselves, live here; whether and when is ``core.restarts``'. The one idea: one
+supervisor holds a folder's job at a time, by a lock that dies with it, and all it knows it can read there (the kept
+start, pid files, the token): so whoever comes after it goes on in its place, and a worker that is started for another
+one is a node of its own, which waits for nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from samebits import config
+from samebits.config import Settings
+from samebits.core.lines import may_be_replaced, root_of, successor_of
+from samebits.core.restarts import Again, Backoff, Loss, Never, Restarts
+from samebits.errors import SameBitsError
+from samebits.launcher import job_spec
+from samebits.launcher.job_spec import JobSpec, program_of
+from samebits.launcher.processes import SCHEDULER, name_of, node_of, read_pid_files
+from samebits.launcher.spawning import (
+    OF_ONE_PROCESS,
+    BusyError,
+    Listener,
+    Program,
+    Spawn,
+    StartLock,
+    Way,
+    execute,
+    launch,
+    listen_for,
+    reserved,
+    spawn,
+)
+from samebits.service import fork_orders
+from samebits.service.fork_orders import Answer, Order
+from samebits.store import launcher_token, private
+from samebits.store.owner import read_owner
+from samebits.store.process_identity import ProcessIdentity
+
+NAME = "zygote"
+ANSWER_S = 10.0  # a fork takes milliseconds; one that takes so long is not waited for any more
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+class Zygote:
+    """One host's, and one supervisor's: it ends when that ends.
+
+    Args:
+        log_dir: where its few words go.
+    """
+
+    def __init__(self, log_dir: Path) -> None:
+        self._log = log_dir / f"{NAME}.log"
+        self._link: socket.socket | None = None
+        self._pid = 0
+        self._like: Program | None = None
+        self._is_ready = False
+
+    def start(self, program: Program) -> None:
+        """Start the zygote for this program's workers, unless it runs; it takes seconds to become ready."""
+        if self._link is not None or not _is_forkable(program) or not sys.platform.startswith("linux"):
+            return
+        ours, its = fork_orders.pair()
+        words = [program.interpreter, "-P", "-m", "samebits.training.zygote", str(its.fileno())]
+        log = private.open_to_append(self._log)
+        its.set_inheritable(True)
+        try:
+            self._pid = execute(words, shared(program.environment), program.folder, log)
+        finally:
+            os.close(log)
+            its.close()
+        self._link, self._like, self._is_ready = ours, program, False
+
+    def spawn(self, program: Program, name: str, log: int) -> int:
+        """As ``spawning.spawn``: by a fork where that is the same, else plainly."""
+        is_here = node_of(name) not in program.elsewhere
+        pid = self._forked(program, name, log) if is_here and self._serves(program) else 0
+        return pid or spawn(program, name, log)
+
+    def end(self) -> None:
+        """Have it end; what it has forked goes on."""
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)  # this process's own child, not waited for yet: nobody else's pid
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(self._pid, 0)
+
+    def _serves(self, program: Program) -> bool:
+        like = self._like
+        if self._link is None or like is None:
+            return False
+        is_like = (program.interpreter, program.folder, program.way) == (like.interpreter, like.folder, like.way)
+        return is_like and shared(program.environment) == shared(like.environment) and self._answers(0.0)
+
+    def _answers(self, timeout_s: float) -> bool:
+        """Whether it has said that it is ready."""
+        if not self._is_ready and self._link is not None and _is_readable(self._link, timeout_s):
+            answer = fork_orders.receive_answer(self._link)
+            self._is_ready = answer is not None and answer.text == fork_orders.READY
+            if not self._is_ready:
+                self.end()
+        return self._is_ready
+
+    def _forked(self, program: Program, name: str, log: int) -> int:
+        """The pid of a worker that is this process's child and leads a session; 0 where there is none."""
+        order = Order(
+            str(program.folder), program.interpreter, program.script, program.args, program.environment_of(name)
+        )
+        answer: Answer | None = None
+        assert self._link is not None
+        try:
+            with _as_subreaper():
+                fork_orders.send_order(self._link, order, log)
+                if _is_readable(self._link, ANSWER_S):
+                    answer = fork_orders.receive_answer(self._link)
+        except OSError:
+            answer = None
+        if answer is None:
+            self.end()  # else it might answer late, with a second process of this name
+        return 0 if answer is None else answer.pid
+
+
+def _is_forkable(program: Program) -> bool:
+    """Return whether its workers' command is all that a fork can become: `python script args`.
+
+    A module, a program, and the launcher that holds a plain script's seat are other commands.
+    """
+    return program.worker_words() == Way.SCRIPT.words(program.interpreter, program.script, program.args)
+
+
+def shared(environment: Mapping[str, str]) -> dict[str, str]:
+    """What all workers have alike: what a library reads while it is loaded is there as well."""
+    return {name: text for name, text in environment.items() if name not in OF_ONE_PROCESS}
+
+
+@contextlib.contextmanager
+def _as_subreaper() -> Iterator[None]:
+    """Meanwhile this process becomes the parent of whoever is orphaned below it; later orphans are not its business."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    if prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+def _is_readable(link: socket.socket, timeout_s: float) -> bool:
+    poll = select.poll()  # select(2) knows no descriptor above 1023
+    poll.register(link, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
+LOCK_FILE = "supervisor.lock"
+BUSY_RETRY_S = 0.1  # somebody else starts processes here
+
+
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A process that is gone, and how that is said."""
+
+    name: str
+    identity: ProcessIdentity
+    said: str
+    status: int | None
+    loss: Loss
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """Under which name a process was started in place of another one; ``name`` itself where it is no replacement."""
+
+    name: str
+    new_name: str
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """The place of this process gets none any more, so the job is to end."""
+
+    dead: Dead
+    why: str
+
+
+def supervisor_for(settings: Settings) -> Supervisor | None:
+    """Whoever starts again what dies, where the job wants that (MAX_RESTARTS) and can go on (ENABLE_RECOVERY)."""
+    wanted = settings.max_restarts > 0 and settings.enable_recovery
+    return Supervisor(settings, Zygote(settings.log_dir)) if wanted else None
+
+
+def supervisor_of(log_dir: Path) -> ProcessIdentity | None:
+    """Return the process that holds the folder's supervisor lock; None if there is none that can be seen here.
+
+    The kernel is asked, by proc_locks(5), since nothing may be writable in the folder.
+    """
+    try:
+        lock = (log_dir / LOCK_FILE).stat()
+    except OSError:
+        return None
+    place = f"{os.major(lock.st_dev):02x}:{os.minor(lock.st_dev):02x}:{lock.st_ino}"
+    for line in Path("/proc/locks").read_text().splitlines():
+        match line.split():
+            case [_, "FLOCK", _, "WRITE", pid, where, *_] if where == place:
+                return ProcessIdentity.of(int(pid))
+    return None
+
+
+class Supervisor:
+    """One follower's hand. All methods take ``now`` in monotonic seconds.
+
+    Args:
+        settings: of the job, with absolute folders.
+        zygote: makes workers' processes sooner than a plain start does.
+        spawn_worker: makes them, where there is no zygote.
+    """
+
+    def __init__(self, settings: Settings, zygote: Zygote | None = None, spawn_worker: Spawn | None = None) -> None:
+        self._settings = settings
+        self._zygote = zygote
+        self._spawn_worker = spawn_worker if zygote is None else zygote.spawn
+        self._restarts = Restarts(settings.max_restarts)
+        self._due: dict[str, tuple[float, Dead]] = {}
+        self._given_up: GivenUp | None = None
+        self._lock = -1
+        self._start_backoff = Backoff()
+
+    # ---- whose the folder is
+
+    @property
+    def spawn_worker(self) -> Spawn | None:
+        """Makes workers' processes; None: ``spawning.spawn`` does."""
+        return self._spawn_worker
+
+    @property
+    def holds(self) -> bool:
+        """Whether this is the folder's supervisor."""
+        return self._lock >= 0
+
+    def try_to_hold(self) -> bool:
+        """Become the folder's supervisor, if it has none; false where another one lives."""
+        if self.holds:
+            return True
+        lock = private.open_to_append(self._settings.log_dir / LOCK_FILE)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            return False
+        self._lock = lock
+        return True
+
+    def let_go(self) -> None:
+        """Supervise no more; also where it never did."""
+        if self.holds:
+            os.close(self._lock)
+            self._lock = -1
+        self._due.clear()
+        if self._zygote is not None:
+            self._zygote.end()
+
+    def get_ready(self) -> None:
+        """Be quick from now on: there are workers, which may die."""
+        kept = job_spec.read(self._settings.log_dir) if self._zygote is not None and self.holds else None
+        if kept is not None and self._zygote is not None:
+            self._zygote.start(_program(kept))
+
+    # ---- deaths
+
+    def died(self, dead: Dead, now: float) -> bool:
+        """Take in that a process the job still needs is gone; return whether it will be started again."""
+        if not self.holds or self._given_up is not None:
+            return False
+        match self._restarts.died(_place_of(dead.name), dead.loss, now):
+            case Again(at):
+                self._due[dead.name] = (at, dead)
+                return True
+            case Never(why, ends_job=True):
+                self._given_up = GivenUp(dead, why)
+            case Never():
+                pass
+        return False
+
+    def is_at_it(self) -> bool:
+        """Whether somebody is to be started who is not yet."""
+        return bool(self._due)
+
+    def given_up(self) -> GivenUp | None:
+        """Why the job has to end; None as long as it has not."""
+        return self._given_up
+
+    def wake_at(self, *, but: Sequence[str] = ()) -> float | None:
+        """When ``start_due`` is to be called, even if nothing happens."""
+        return min((at for name, (at, _) in self._due.items() if name not in but), default=None)
+
+    def start_due(self, now: float, *, job: str, but: Sequence[str] = ()) -> list[Started]:
+        """Start whose time has come, of this job, except those named in ``but``, who stay due.
+
+        A start that fails stays due. It is tried again, ever more slowly and quietly, until it succeeds.
+
+        Raises:
+            ListenError: another process has the scheduler's port; raised as a StoreError is.
+            StoreError: there is no room, say; raised at the first of several failures in a row.
+        """
+        due = [dead for at, dead in self._due.values() if at <= now and dead.name not in but]
+        if not due:
+            return []
+        try:
+            with StartLock(self._settings.log_dir, wait=False):
+                started = self._start(due, job)
+        except BusyError:
+            for dead in due:
+                self._due[dead.name] = (now + BUSY_RETRY_S, dead)
+            return []
+        except SameBitsError:
+            is_first, at = not self._start_backoff.has_failed, self._start_backoff.failed(now)
+            for dead in due:
+                self._due[dead.name] = (at, dead)
+            if is_first:
+                raise
+            return []
+        self._start_backoff.succeeded()
+        for dead in due:
+            del self._due[dead.name]
+        return started
+
+    def _start(self, dead: list[Dead], job: str) -> list[Started]:
+        settings = self._settings
+        log_dir = settings.log_dir
+        kept = job_spec.read(log_dir)
+        if kept is None:
+            return []  # the folder was moved away, and whatever runs with it
+        nodes = job_spec.nodes_of(log_dir, settings)
+        there = read_pid_files(log_dir, [one.name for one in dead])
+        wanted = [
+            one
+            for one in dead
+            if there.get(one.name) in (None, one.identity) and (one.name == SCHEDULER or node_of(one.name) in nodes)
+        ]
+        listener = listen_for(settings) if any(one.name == SCHEDULER for one in wanted) else Listener()
+        try:
+            return start_in_place(
+                [one.name for one in wanted],
+                kept=kept,
+                settings=settings,
+                job=job,
+                program=replace(_program(kept), listening=listener.descriptors),
+                spawn_worker=self._spawn_worker,
+            )
+        finally:
+            listener.close()
+
+
+def _program(kept: JobSpec) -> Program:
+    present = config.whole_environment()
+    return program_of(kept, present, job_spec.secrets_for(kept, present))
+
+
+def can_replace(settings: Settings, job: str) -> bool:
+    """Whether a replacement for this job that is started here can prove where it comes from.
+
+    Until somebody has had a seat the folder is nobody's: then the node itself has no seat to wait for either.
+    """
+    owner = read_owner(settings.log_dir)
+    return owner is not None and owner.job == job and bool(launcher_token.read(settings.log_dir))
+
+
+def start_in_place(
+    names: Sequence[str],
+    *,
+    kept: JobSpec,
+    settings: Settings,
+    job: str,
+    program: Program,
+    spawn_worker: Spawn | None = None,
+) -> list[Started]:
+    """Start a process in place of each of these, which are gone: where it can be, as another node. Under a StartLock.
+
+    Args:
+        job: the id of the job that they are of; empty where it is not known.
+
+    Raises:
+        StoreError: there is no room for a pid file, say; whatever was started until then runs.
+    """
+    log_dir, replaces = settings.log_dir, can_replace(settings, job)
+    started = [Started(name, _new_name(name) if replaces else name) for name in names]
+    nodes = job_spec.nodes_of(log_dir, settings)
+    with reserved(log_dir, [one.new_name for one in started]) as berths:
+        _rename(kept, log_dir, nodes, started)  # first: whatever becomes of this process, the next looks for them
+        running: list[ProcessIdentity] = []
+        renamed = _new_nodes(started)
+        elsewhere = {renamed.get(node, node): host for node, host in program.elsewhere.items()}
+        try:
+            launch(berths, replace(program, elsewhere=elsewhere), running, spawn_worker)
+        except Exception:
+            if _new_nodes(started):
+                job_spec.keep(log_dir, kept)
+            _rename(kept, log_dir, nodes, started[: len(running)])
+            raise
+    for one in started:
+        if one.name != one.new_name:
+            (log_dir / f"{one.name}.pid").unlink(missing_ok=True)
+    return started
+
+
+def _rename(kept: JobSpec, log_dir: Path, nodes: Sequence[str], started: Sequence[Started]) -> None:
+    """The nodes of this machine are the replacements' from now on."""
+    renamed = _new_nodes(started)
+    if renamed:
+        hosts = {renamed.get(node, node): host for node, host in kept.hosts.items()}
+        names = tuple(renamed.get(node, node) for node in nodes)
+        job_spec.keep(log_dir, replace(kept, nodes=names, hosts=hosts))
+
+
+def _new_nodes(started: Sequence[Started]) -> dict[str, str]:
+    """What the nodes are called from now on, of those that are called otherwise."""
+    pairs = ((node_of(one.name), node_of(one.new_name)) for one in started if one.name != one.new_name)
+    return {old: new for old, new in pairs if old is not None and new is not None}
+
+
+def _place_of(name: str) -> str:
+    """What is counted: every process that was ever started for the same part in the job."""
+    node = node_of(name)
+    return SCHEDULER if node is None else root_of(node)
+
+
+def _new_name(name: str) -> str:
+    node = node_of(name)
+    return name if node is None or not may_be_replaced(node) else name_of(successor_of(node))
