@@ -25,7 +25,7 @@ from typing import Any
 
 from benchmarks.moments import CHANNEL, WHO, Channel
 from samebits.settings_table import VARIABLES
-from samebits.store.parent_death import die_with
+from samebits.store.child_processes import die_with
 
 __all__ = [
     "REPOSITORY",

@@ -84,11 +84,11 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("account", "commands", "config", "dashboard", "launcher", "net", "option_types", "store"),
     ),
     # Names for who looks for them: each over a part that is there anyway.
-    "faces": (
+    "compat": (
         *("core.equality", "core.health", "core.key_value", "core.messages", "core.point"),
-        *("store", "service", "training", "faces"),
+        *("store", "service", "training", "compat"),
     ),
-    "__init__": ("config", "service", "start_folder", "training", "faces"),
+    "__init__": ("config", "service", "start_folder", "training", "compat"),
     "earlier": (),
     "horovod": ("training",),
     "integrations": ("training",),
@@ -97,8 +97,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
 """What each room may import besides ``errors``, ``named_file``, ``printable`` and ``strict_json``, which all may."""
 
 ONLY_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {
-    "__init__": ("config", "service", "training", "faces"),
-    "faces": ("training",),
+    "__init__": ("config", "service", "training", "compat"),
+    "compat": ("training",),
     "horovod": ("training",),
     "integrations": ("training",),
     "commands": ("training",),

@@ -30,7 +30,7 @@ LONG_FUNCTIONS = {
     "service/agent.py:_notice": "one `match`: every notice of the agent",
 }
 """Longer functions, each with the reason why a reader is better served by one."""
-FULL_FOLDERS = {"core", "service", "store", "training/state"}
+FULL_FOLDERS = {"core", "service", "training/state"}
 """Folders that are still to be divided by subject."""
 
 

@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 from samebits import start_folder as start_folder  # before the script can change to another folder
 
 if TYPE_CHECKING:
-    from samebits.faces.checkpoints import CheckpointRecovery as CheckpointRecovery
-    from samebits.faces.checkpoints import ModelCheckpoint as ModelCheckpoint
-    from samebits.faces.consistency import ConsistencyProtocol as ConsistencyProtocol
-    from samebits.faces.consistency import ConsistencyRecovery as ConsistencyRecovery
-    from samebits.faces.consistency import StateSynchronization as StateSynchronization
-    from samebits.faces.health import HealthChecker as HealthChecker
-    from samebits.faces.heartbeats import HeartbeatDetector as HeartbeatDetector
-    from samebits.faces.losses import LossMonitor as LossMonitor
-    from samebits.faces.model import Model as Model
+    from samebits.compat.checkpoints import CheckpointRecovery as CheckpointRecovery
+    from samebits.compat.checkpoints import ModelCheckpoint as ModelCheckpoint
+    from samebits.compat.consistency import ConsistencyProtocol as ConsistencyProtocol
+    from samebits.compat.consistency import ConsistencyRecovery as ConsistencyRecovery
+    from samebits.compat.consistency import StateSynchronization as StateSynchronization
+    from samebits.compat.health import HealthChecker as HealthChecker
+    from samebits.compat.heartbeats import HeartbeatDetector as HeartbeatDetector
+    from samebits.compat.losses import LossMonitor as LossMonitor
+    from samebits.compat.model import Model as Model
     from samebits.training import elastic as elastic
     from samebits.training.process import key_value as kv
     from samebits.training.process.context import get_local_rank as get_local_rank
@@ -46,18 +46,18 @@ if TYPE_CHECKING:
 
 _HOME = {
     "CheckpointConfig": "samebits.training.state.checkpoint_config",
-    "CheckpointRecovery": "samebits.faces.checkpoints",
-    "ConsistencyProtocol": "samebits.faces.consistency",
-    "ConsistencyRecovery": "samebits.faces.consistency",
+    "CheckpointRecovery": "samebits.compat.checkpoints",
+    "ConsistencyProtocol": "samebits.compat.consistency",
+    "ConsistencyRecovery": "samebits.compat.consistency",
     "ElasticSampler": "samebits.training.state.sampler",
     "GlobalBatch": "samebits.training.state.global_batch",
-    "HealthChecker": "samebits.faces.health",
-    "HeartbeatDetector": "samebits.faces.heartbeats",
+    "HealthChecker": "samebits.compat.health",
+    "HeartbeatDetector": "samebits.compat.heartbeats",
     "JobStatus": "samebits.training.process.job_status",
-    "LossMonitor": "samebits.faces.losses",
-    "Model": "samebits.faces.model",
-    "ModelCheckpoint": "samebits.faces.checkpoints",
-    "StateSynchronization": "samebits.faces.consistency",
+    "LossMonitor": "samebits.compat.losses",
+    "Model": "samebits.compat.model",
+    "ModelCheckpoint": "samebits.compat.checkpoints",
+    "StateSynchronization": "samebits.compat.consistency",
     "StepLog": "samebits.training.state.checkpoint_config",
     "WorkQueue": "samebits.training.process.work_queue",
     "elastic": "samebits.training.elastic",

@@ -162,7 +162,6 @@ class Settings:
     recover_attempts: int
     process_recover: bool | None
     pod_rescheduling: bool | None
-    monitor_interval_s: float
     shutdown_timeout_s: float
     plain: bool
     die_with_me: bool

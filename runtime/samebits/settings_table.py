@@ -721,11 +721,6 @@ VARIABLES: tuple[Variable, ...] = (
         shown_default=("as RECOVER_STRATEGY says", "由 RECOVER_STRATEGY 决定"),
     ),
     Variable(
-        "MONITOR_INTERVAL", "monitor_interval_s", _seconds(0.001), "5", _SUPERVISION,
-        "Seconds between two looks at processes whose death nothing has told of; a death is an event, this a backstop.",
-        "检查进程是否已死亡的间隔秒数；死亡本身以事件通知，此项仅为后备。",
-    ),
-    Variable(
         "SHUTDOWN_TIMEOUT", "shutdown_timeout_s", _seconds(0), "10", _SUPERVISION,
         "Seconds that whoever is to end may take, from the request to SIGKILL.",
         "进程被要求结束后，从请求到 SIGKILL 之间允许的秒数。",
@@ -853,6 +848,7 @@ def environment_table_zh() -> str:
 
 _INTO_HEALTH = ("INTERVAL", *(f"{sign.upper()}{end}" for sign in HEALTH_LIMITS for end in ("", "_LIMIT")))
 REMOVED = {
+    "MONITOR_INTERVAL": "the death of a process is an event, and there is nothing to look for at intervals",
     "LEASE_DETECTOR": "a node is lost after NODE_TIMEOUT seconds of silence, or when its connection closes",
     "WATCHDOG": "HANG=off does what WATCHDOG=0 did",
     **{f"HEALTH_{name}": "it is a part of HEALTH, as in HEALTH=drain,disk=tell:0.95,every=10" for name in _INTO_HEALTH},

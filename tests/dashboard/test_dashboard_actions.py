@@ -27,7 +27,7 @@ from samebits.dashboard.watching import Watch
 from samebits.errors import UsageError
 from samebits.net.curve import derive_keys
 from samebits.service.events import merged, read_events
-from samebits.store import asked_log
+from samebits.store import event_log
 from samebits.store.process_identity import ProcessIdentity, write_pid_file
 
 HOST = "http://127.0.0.1:8265"
@@ -227,7 +227,7 @@ def test_a_pid_that_is_another_process_by_now_is_left_alone(
 def test_what_cannot_be_written_down_is_not_done(
     settings: Settings, worker: subprocess.Popen[bytes], client: TestClient
 ) -> None:
-    (settings.recovery_path / asked_log.ASKED_FILE).mkdir()
+    (settings.recovery_path / event_log.ASKED_FILE).mkdir()
     assert client.post(ACTION, json=WORKER_1, headers=RIGHT).status_code == HTTPStatus.CONFLICT
     assert worker.poll() is None
 
@@ -264,20 +264,20 @@ def test_a_drill_hits_one_of_the_ranks_that_run_here(
 
 
 def test_what_was_asked_is_bounded_and_its_newest_stay(tmp_path: Path) -> None:
-    for number in range(asked_log.MOST_LINES + 1):
-        asked_log.append(tmp_path, f"line {number}")
-    lines = asked_log.read(tmp_path)
-    assert len(lines) == asked_log.MOST_LINES // 2
-    assert lines[-1] == f"line {asked_log.MOST_LINES}"
-    assert (tmp_path / asked_log.ASKED_FILE).stat().st_mode & 0o777 == 0o600
+    for number in range(event_log.MOST_LINES + 1):
+        event_log.append_asked(tmp_path, f"line {number}")
+    lines = event_log.read_asked(tmp_path)
+    assert len(lines) == event_log.MOST_LINES // 2
+    assert lines[-1] == f"line {event_log.MOST_LINES}"
+    assert (tmp_path / event_log.ASKED_FILE).stat().st_mode & 0o777 == 0o600
 
 
 def test_a_torn_line_costs_itself_alone(tmp_path: Path) -> None:
-    asked_log.append(tmp_path, "whole")
-    with (tmp_path / asked_log.ASKED_FILE).open("ab") as file:
+    event_log.append_asked(tmp_path, "whole")
+    with (tmp_path / event_log.ASKED_FILE).open("ab") as file:
         file.write(b"torn")
-    asked_log.append(tmp_path, "more")
-    assert asked_log.read(tmp_path) == ["whole", "torn", "more"]
+    event_log.append_asked(tmp_path, "more")
+    assert event_log.read_asked(tmp_path) == ["whole", "torn", "more"]
 
 
 def test_what_was_asked_stands_where_it_was_asked_and_the_schedulers_order_stays() -> None:

@@ -20,8 +20,7 @@ from samebits.dashboard import connections as module
 from samebits.dashboard.actions import Actions
 from samebits.dashboard.command import _listen, server_of
 from samebits.dashboard.connections import DESCRIPTORS_EACH, Connections, _network_of
-from samebits.dashboard.guard import ACTION, Guard
-from samebits.dashboard.neighbour import Ends
+from samebits.dashboard.guard import ACTION, Ends, Guard
 from samebits.dashboard.server import Pages, app_of
 from samebits.dashboard.watching import Watch
 

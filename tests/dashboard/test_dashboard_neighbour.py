@@ -12,8 +12,7 @@ from starlette.testclient import TestClient
 
 from samebits.config import Settings
 from samebits.dashboard import server
-from samebits.dashboard.guard import Guard
-from samebits.dashboard.neighbour import uid_of
+from samebits.dashboard.guard import Guard, uid_of
 from samebits.dashboard.server import Pages, app_of
 from samebits.dashboard.watching import Watch
 

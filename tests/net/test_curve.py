@@ -17,9 +17,8 @@ from zmq.utils import z85
 from samebits.core.messages import StatusQuery, StopJob
 from samebits.errors import SettingsError
 from samebits.net.address import endpoint
-from samebits.net.client import ASK_AFTER, REFUSED_AFTER, Client, Down, ShutOut, TurnedAway, Up
+from samebits.net.client import ASK_AFTER, REFUSED_AFTER, Client, Down, ShutOut, TurnedAway, Up, greet
 from samebits.net.curve import ClusterKeys, KeyPair, cluster_keys, derive_keys, secret_words
-from samebits.net.greeting import greet
 from samebits.net.server import Arrived, Rejected, Rejection, Server
 from tests.net.ends import PATIENCE_S, Ends, free_port, until
 from tests.net.wires import Closer, Tap, Turnstile

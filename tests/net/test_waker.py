@@ -6,7 +6,7 @@ import os
 import select
 import threading
 
-from samebits.net.waker import Waker
+from samebits.net.sockets import Waker
 
 
 def is_readable(waker: Waker) -> bool:

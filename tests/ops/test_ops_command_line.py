@@ -21,6 +21,7 @@ from samebits import config
 from samebits.__main__ import RENAMED, SUBCOMMANDS, Subcommand, main
 from samebits.commands import doctor
 from samebits.commands.run import prepare
+from samebits.commands.run.options import parse
 from samebits.commands.scale import view_of
 from samebits.core import records
 from samebits.core.events import Event, Kind
@@ -316,7 +317,7 @@ def prepare_here(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int
     """As ``run`` asks before it starts anything; the error and its exit status, as the command line shows them."""
     status, text = 0, ""
     try:
-        request = options.parse(["train.py", "--help", "--", "x"], config.whole_environment())
+        request = parse(["train.py", "--help", "--", "x"], config.whole_environment())
         ready = prepare.read_start(request)
         ready.listener.close()
         prepare.prepare(ready, fresh="--fresh" in options)

@@ -19,14 +19,14 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from samebits.account import history
 from samebits.account.history import EventStream
 from samebits.commands import otel
+from samebits.commands.history import main as history_main
 from samebits.core.events import Event, Kind
 from samebits.core.spans import spans_of
 from samebits.errors import UsageError
 from samebits.service.events import line_of
-from samebits.store import asked_log
+from samebits.store import event_log
 from samebits.store.event_log import MOST_PARTS, EventLog
 
 FINISHED = Event(Kind.FINISHED, 9.0, text="the job is finished")
@@ -64,10 +64,10 @@ def test_parts_that_are_moved_on_repeat_nothing_and_lose_nothing(tmp_path: Path)
 def test_what_people_ask_is_told_where_it_was_asked(tmp_path: Path) -> None:
     log, stream = log_in(tmp_path), EventStream(tmp_path)
     log.append([line_of(step(1)), line_of(step(3))])
-    asked_log.append(tmp_path, line_of(Event(Kind.ASKED, 2.0, node="1")))
+    event_log.append_asked(tmp_path, line_of(Event(Kind.ASKED, 2.0, node="1")))
     assert [event.kind for event in stream.new()] == [Kind.STEP, Kind.ASKED, Kind.STEP]
     assert stream.new() == []
-    asked_log.append(tmp_path, line_of(Event(Kind.ASKED, 4.0, node="1")))
+    event_log.append_asked(tmp_path, line_of(Event(Kind.ASKED, 4.0, node="1")))
     assert [event.at for event in stream.new()] == [4.0]
 
 
@@ -112,11 +112,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_history_that_is_followed_is_one_object_a_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert history.main(["--follow", "--json"]) == 0
+    assert history_main(["--follow", "--json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["kind"] for one in told][-2:] == ["step", "finished"]
     assert len(told) == 11 and told[5]["text"] == "killed"
-    assert history.main(["--follow"]) == 0
+    assert history_main(["--follow"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 10 and "worker 1: killed" in lines[5]
 

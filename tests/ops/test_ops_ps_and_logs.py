@@ -85,7 +85,7 @@ def test_what_was_planted_as_a_log_is_neither_shown_nor_waited_for(
 def test_of_a_worker_that_was_replaced_the_log_with_its_error_is_shown(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(logs.kept_start, "nodes_of", lambda *_: ("0.10", "1"))
+    monkeypatch.setattr(logs.job_spec, "nodes_of", lambda *_: ("0.10", "1"))
     (here / "worker_0.2.log").write_text("an error\n")
     (here / "worker_0.10.log").touch()
     (here / "worker_2.log").write_text("of a line that is gone\n")

@@ -61,7 +61,7 @@ def test_everything_after_the_script_is_its_own() -> None:
         ("train.py", {"MAX_RESTARTS": "0"}, {"MAX_RESTARTS": None}),
         ("--max-restarts 3 train.py", {"MAX_RESTARTS": "0"}, {"MAX_RESTARTS": "3"}),
         ("--max-restarts 0 train.py", {}, {"MAX_RESTARTS": "0"}),
-        ("--monitor-interval 0.5 --shutdown-timeout 30 train.py", {}, {"MONITOR_INTERVAL": "0.5"}),
+        ("--monitor-interval 0.5 --shutdown-timeout 30 train.py", {}, {"SHUTDOWN_TIMEOUT": "30.0"}),
         ("--shutdown-timeout 30 train.py", {}, {"SHUTDOWN_TIMEOUT": "30.0"}),
         ("--spares 2 train.py", {}, {"SPARE_NUM": "2"}),
         ("--log-dir logs train.py", {}, {"LOG_DIR": "logs"}),
@@ -296,6 +296,8 @@ def test_a_script_that_is_not_there_is_said_before_anything_is_started(
     assert "there is no script 'trian.py'" in capsys.readouterr().err
     assert main(["run", "--no-python", "no-such-program"]) == 80
     assert "there is no program 'no-such-program'" in capsys.readouterr().err
+    assert main(["run", "-m", "2", "train.py"]) == 80
+    assert "-m 2: there is no module '2' in " in capsys.readouterr().err
     assert [entry.name for entry in here.iterdir()] == ["train.py"]
 
 

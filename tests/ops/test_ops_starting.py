@@ -9,7 +9,7 @@ import pytest
 
 from samebits.commands.run.prepare import NAMED, Former, Found, Move, Plan, plan_start
 from samebits.errors import ForeignFolderError, ListenError, LockedError, SameBitsError, StoreError
-from samebits.store.aside import aside_id, aside_path
+from samebits.store.durable import aside_id, aside_path
 from tests.ops.views import HOST, JOB, interruption, view
 
 OTHER = "99999999-0000-4000-8000-000000000000"

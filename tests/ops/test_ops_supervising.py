@@ -19,7 +19,7 @@ from samebits.launcher.job_spec import JobSpec
 from samebits.launcher.processes import read_pid_files
 from samebits.launcher.spawning import Program, StartLock
 from samebits.launcher.supervising import Dead, Started, Supervisor
-from samebits.store import launcher_token
+from samebits.store import owner
 from samebits.store.owner import claim_folder
 from samebits.store.process_identity import ProcessIdentity
 
@@ -51,7 +51,7 @@ class Folder:
 
     def begin(self) -> None:
         """The launcher has left its token, and somebody has a seat."""
-        launcher_token.make(self.log_dir)
+        owner.make_token(self.log_dir)
         claim_folder(self.log_dir, JOB, "train.py")
 
     def dies(self, name: str, loss: Loss = KILLED, now: float = 0.0, status: int | None = None) -> None:
@@ -87,7 +87,7 @@ def test_a_dead_worker_is_replaced_by_a_node_of_its_own(folder: Folder) -> None:
 @pytest.mark.parametrize("lacks", ["a token", "an owner", "its own job"])
 def test_where_nothing_can_be_proved_the_node_itself_comes_again(folder: Folder, lacks: str) -> None:
     if lacks != "a token":
-        launcher_token.make(folder.log_dir)
+        owner.make_token(folder.log_dir)
     if lacks != "an owner":
         claim_folder(folder.log_dir, "job-0" if lacks == "its own job" else JOB, "train.py")
     folder.dies("worker_1")
@@ -223,15 +223,15 @@ def test_a_start_that_keeps_failing_is_tried_ever_more_slowly_and_told_once(
 
 def test_a_token_that_others_may_have_written_is_not_believed(folder: Folder) -> None:
     folder.begin()
-    (folder.log_dir / launcher_token.TOKEN_FILE).chmod(0o666)
+    (folder.log_dir / owner.TOKEN_FILE).chmod(0o666)
     with pytest.raises(StoreError, match="others may write it"):
-        launcher_token.read(folder.log_dir)
+        owner.read_token(folder.log_dir)
     for text in ("", "00" * 31, "00" * 33, "zz" * 32):
-        (folder.log_dir / launcher_token.TOKEN_FILE).unlink()
-        (folder.log_dir / launcher_token.TOKEN_FILE).write_text(text)
-        (folder.log_dir / launcher_token.TOKEN_FILE).chmod(0o600)
+        (folder.log_dir / owner.TOKEN_FILE).unlink()
+        (folder.log_dir / owner.TOKEN_FILE).write_text(text)
+        (folder.log_dir / owner.TOKEN_FILE).chmod(0o600)
         with pytest.raises(StoreError, match="Fix:"):
-            launcher_token.read(folder.log_dir)
+            owner.read_token(folder.log_dir)
 
 
 def test_a_replacement_is_started_on_the_host_of_the_one_that_died(tmp_path: Path) -> None:

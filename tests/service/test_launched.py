@@ -8,7 +8,7 @@ import pytest
 
 from samebits.core.replacements import proof_of
 from samebits.service.launched import proof_for
-from samebits.store import launcher_token
+from samebits.store import owner
 from samebits.store.owner import claim_folder
 from tests.service.house import House
 
@@ -23,9 +23,9 @@ def test_only_a_replacement_of_a_job_that_has_a_launcher_brings_a_proof(
     log_dir = tmp_path / "device"
     house = House(tmp_path, 2, ENABLE_RECOVERY=recovery, LOG_DIR=str(log_dir))
     if has_token:
-        launcher_token.make(log_dir)
+        owner.make_token(log_dir)
         claim_folder(log_dir, "job-1", "digits", sync=False)
     brings = (node, recovery, has_token) == ("1.1", "1", True)
     proof = proof_for(house.settings("worker", node), node, "mine")
-    assert proof == (proof_of(launcher_token.read(log_dir), "job-1", node, "mine") if brings else b"")
+    assert proof == (proof_of(owner.read_token(log_dir), "job-1", node, "mine") if brings else b"")
     house.pool.shutdown()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from samebits.errors import StoreError
-from samebits.store.compile_cache import KEPT_FOR_S, folder_of, prune
+from samebits.training.process.compiled_code import KEPT_FOR_S, folder_of, prune
 
 NOW_S = 2_000_000_000.0
 

@@ -26,7 +26,6 @@ SETTINGS = {
     "WORKER_NUM": str(WORKERS),
     "MAX_RESTARTS": "1000",
     "REGISTER_COOLDOWN": "3600",
-    "MONITOR_INTERVAL": "0.5",
     "PYTHONPATH": str(ROOT),
 }
 

@@ -120,6 +120,8 @@ def summary(events: Sequence[Event], now: float | None = None, heard: int = 0, *
     rows = recoveries_of(events)
     goodput = "" if told["goodput"] is None else f", {told['goodput']:.1%} of it productive"
     counted = f"{len(rows)} recover{'ies' if len(rows) != 1 else 'y'}"
+    if len(rows) > _SHOWN_RECOVERIES:
+        counted += f", of which the slowest {_SHOWN_RECOVERIES}:"
     steps = f"{max(told['step'], heard)} steps in " if has_steps else "ran for "
     lines = [f"{steps}{duration(told['wall_s'])}{goodput}; {counted}"]
     slowest = sorted(rows, key=lambda row: row.total_ms or 0, reverse=True)[:_SHOWN_RECOVERIES]

@@ -27,7 +27,7 @@ from samebits.launcher.spawning import StartLock
 from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
 from samebits.store import durable
-from samebits.store.aside import aside_id
+from samebits.store.durable import aside_id
 from samebits.store.lock import DirectoryLock
 from samebits.store.owner import OWNER_FILE
 

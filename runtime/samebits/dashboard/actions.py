@@ -22,13 +22,13 @@ from samebits import strict_json
 from samebits.commands import scale
 from samebits.config import Settings
 from samebits.core.events import MAX_TEXT, Event, Kind
-from samebits.dashboard.neighbour import uid_of
+from samebits.dashboard.guard import uid_of
 from samebits.errors import SameBitsError, UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.job_view import Presence
 from samebits.launcher.processes import name_of, read_pid_files, send_signal
 from samebits.launcher.spawning import BusyError, StartLock
-from samebits.store import asked_log
+from samebits.store import event_log
 from samebits.store.process_identity import ProcessIdentity
 
 
@@ -104,7 +104,7 @@ def _ranks(settings: Settings, running: Mapping[str, ProcessIdentity]) -> Sequen
 def _write_down(settings: Settings, deed: Deed, node: str, identity: ProcessIdentity, asker: str) -> None:
     text = f"{deed.text} worker {node} ({identity}), asked for by {asker}"[:MAX_TEXT]
     event = Event(Kind.ASKED, time.time(), node=node, text=text, more={"deed": str(deed)})
-    asked_log.append(settings.recovery_path, strict_json.dumps(event.plain()))
+    event_log.append_asked(settings.recovery_path, strict_json.dumps(event.plain()))
 
 
 MOST_BYTES = 512

@@ -18,7 +18,7 @@ from typing import Any
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from samebits.dashboard.neighbour import Ends, uids_of
+from samebits.dashboard.guard import Ends, uids_of
 
 MOST_CONNECTIONS = 128
 REQUEST_S = 10.0

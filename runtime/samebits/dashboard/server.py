@@ -24,9 +24,8 @@ from samebits import strict_json
 from samebits.core.events import Event
 from samebits.dashboard.actions import Actions
 from samebits.dashboard.connections import TRUST
-from samebits.dashboard.guard import ACTION, HEADERS, Guard, cookie_of
+from samebits.dashboard.guard import ACTION, HEADERS, Guard, cookie_of, uid_of
 from samebits.dashboard.metrics import exposition
-from samebits.dashboard.neighbour import uid_of
 from samebits.dashboard.watching import Watch
 
 LOOK_S = 0.25  # how often the files are looked at where the scheduler tells nothing

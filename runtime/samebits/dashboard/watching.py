@@ -25,7 +25,7 @@ from samebits.launcher.job_view import JobView, WorkerView, stored_view
 from samebits.launcher.processes import SCHEDULER, name_of, replaced_names
 from samebits.launcher.scheduler_link import Linked, SchedulerLink, Unlinked
 from samebits.service.events import asked_events, events_in, merged
-from samebits.store import asked_log
+from samebits.store import event_log
 from samebits.store.event_log import Tail
 
 MOST_EVENTS = 5000
@@ -99,7 +99,7 @@ class Watch:
     def _asked_since(self, known: int) -> list[Event]:
         """What people have asked of the job, but for the first so many."""
         try:
-            path = self._settings.recovery_path / asked_log.ASKED_FILE
+            path = self._settings.recovery_path / event_log.ASKED_FILE
             size = _size_of(path)
             if size == self._asked_bytes and known:
                 return []

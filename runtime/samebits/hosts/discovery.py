@@ -36,7 +36,7 @@ from samebits.launcher.processes import name_of, node_of, read_pid_files, send_s
 from samebits.launcher.spawning import EXAMPLE, BusyError, Spawn, StartLock, is_here, launch, reserved
 from samebits.launcher.supervising import Supervisor
 from samebits.printable import printable
-from samebits.store.command_group import end_group
+from samebits.store.child_processes import end_group
 from samebits.store.process_identity import ProcessIdentity
 
 EVERY_S = 1.0

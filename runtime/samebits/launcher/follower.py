@@ -478,7 +478,7 @@ class Follower:
         if supervisor is None:
             return
         if self._look_at <= now:  # the backstop: whatever nobody has told of
-            self._look_at = now + self._settings.monitor_interval_s
+            self._look_at = now + LOOK_S
             if not supervisor.holds and supervisor.try_to_hold():
                 self._missing += [(name, one) for name, one in self._known.items() if not one.is_alive()]
             if following.view is not None and following.view.phase == "training" and following.running():

@@ -32,7 +32,7 @@ from samebits.net.address import close_all, is_local, listen, port_of
 from samebits.scheduler_hosts import names_one
 from samebits.service.scheduler_address import listening_place
 from samebits.store import durable, private
-from samebits.store.parent_death import die_with
+from samebits.store.child_processes import die_with
 from samebits.store.process_identity import ProcessIdentity
 
 EXAMPLE = "ssh -o BatchMode=yes {host} {command}"

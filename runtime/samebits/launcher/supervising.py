@@ -44,8 +44,8 @@ from samebits.launcher.spawning import (
 )
 from samebits.service import fork_orders
 from samebits.service.fork_orders import Answer, Order
-from samebits.store import launcher_token, private
-from samebits.store.owner import read_owner
+from samebits.store import private
+from samebits.store.owner import read_owner, read_token
 from samebits.store.process_identity import ProcessIdentity
 
 NAME = "zygote"
@@ -374,7 +374,7 @@ def can_replace(settings: Settings, job: str) -> bool:
     Until somebody has had a seat the folder is nobody's: then the node itself has no seat to wait for either.
     """
     owner = read_owner(settings.log_dir)
-    return owner is not None and owner.job == job and bool(launcher_token.read(settings.log_dir))
+    return owner is not None and owner.job == job and bool(read_token(settings.log_dir))
 
 
 def start_in_place(

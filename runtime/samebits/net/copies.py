@@ -25,7 +25,7 @@ from samebits.errors import ProtocolError
 from samebits.net.curve import KeyPair
 from samebits.net.descriptors import raise_descriptor_limit
 from samebits.net.gate import CHECK_S, Gate
-from samebits.net.monitor import source_of
+from samebits.net.sockets import source_of
 
 PIECE_BYTES = 4 << 20  # per GiB a third less of both ends' processors than with 1 MiB
 WINDOW_BYTES = 2 * PIECE_BYTES

@@ -33,7 +33,7 @@ import zmq
 from zmq.utils import z85
 
 from samebits.net.curve import ClusterKeys
-from samebits.net.monitor import EVENT, STOPPED, close_both
+from samebits.net.sockets import EVENT, STOPPED, close_both
 
 ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"samebits"

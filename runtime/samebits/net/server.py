@@ -50,8 +50,7 @@ from samebits.net.address import BACKLOG, cannot_listen, endpoint, not_to_listen
 from samebits.net.curve import ClusterKeys
 from samebits.net.descriptors import raise_descriptor_limit
 from samebits.net.gate import UNKNOWN, Gate, Rejected, Rejection
-from samebits.net.monitor import source_of
-from samebits.net.waker import Waker
+from samebits.net.sockets import Waker, source_of
 
 __all__ = ["Arrived", "Garbled", "Incoming", "Lost", "Rejected", "Rejection", "Server"]
 

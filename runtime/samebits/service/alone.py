@@ -20,7 +20,7 @@ from samebits.errors import ListenError, SameBitsError, StoreError
 from samebits.net.address import free_port, loopback
 from samebits.service import log, status
 from samebits.service.scheduler import SchedulerService
-from samebits.store.aside import move_aside
+from samebits.store.durable import move_aside
 
 END_S = 5.0  # what the journal's last record may take
 _TRIES = 3  # somebody may take the port that was free a moment ago

@@ -20,7 +20,7 @@ from samebits.core.records import Record
 from samebits.core.scheduler import Decided, Received, SchedulerCore
 from samebits.core.scheduler import Event as CoreEvent
 from samebits.service import clock, log
-from samebits.store import asked_log
+from samebits.store import event_log
 from samebits.store.event_log import EventLog, read_lines
 
 MOST_DIGITS = 300  # of a whole number: a float takes 308
@@ -96,7 +96,7 @@ def asked_events(recovery_path: Path) -> list[Event]:
     Raises:
         StoreError: as :func:`read_events`.
     """
-    return [event for event in events_in(asked_log.read(recovery_path)) if event.kind is Kind.ASKED]
+    return [event for event in events_in(event_log.read_asked(recovery_path)) if event.kind is Kind.ASKED]
 
 
 def merged(events: Iterable[Event], asked: Iterable[Event]) -> list[Event]:

@@ -15,7 +15,7 @@ from samebits.core.key_records import KeyRecord, KeysOf
 from samebits.core.scheduler import SchedulerCore
 from samebits.errors import ClaimRemovedError, JournalDamagedError, ProtocolError, StoreError
 from samebits.service import log
-from samebits.store.aside import move_aside
+from samebits.store.durable import move_aside
 from samebits.store.journal import JOURNAL_FILE, Journal, remove_leftovers
 from samebits.store.term_claim import TermClaim
 

@@ -9,8 +9,7 @@ from __future__ import annotations
 from samebits.config import Settings
 from samebits.core.lines import number_of
 from samebits.core.replacements import proof_of
-from samebits.store import launcher_token
-from samebits.store.owner import read_owner
+from samebits.store.owner import read_owner, read_token
 
 
 def proof_for(settings: Settings, node: str, session: str) -> bytes:
@@ -21,5 +20,5 @@ def proof_for(settings: Settings, node: str, session: str) -> bytes:
     """
     if number_of(node) == 0 or not settings.enable_recovery:
         return b""
-    token, owner = launcher_token.read(settings.log_dir), read_owner(settings.log_dir)
+    token, owner = read_token(settings.log_dir), read_owner(settings.log_dir)
     return proof_of(token, owner.job, node, session) if token and owner is not None else b""

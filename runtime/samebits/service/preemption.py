@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from samebits.config import Settings
 from samebits.service import log
-from samebits.store.command_group import end_group
+from samebits.store.child_processes import end_group
 
 EVERY_S = 5.0
 TIMEOUT_S = 10.0

@@ -57,10 +57,10 @@ from samebits.service.probe_beat import ProbeBeat
 from samebits.service.scheduler_address import listening_place, search_s
 from samebits.service.unknown_peers import UnknownPeers
 from samebits.spelling import spelled
-from samebits.store import launcher_token, private
+from samebits.store import private
 from samebits.store.journal import Journal
 from samebits.store.lock import DirectoryLock
-from samebits.store.owner import read_owner
+from samebits.store.owner import read_owner, read_token
 from samebits.store.process_identity import ProcessIdentity, host_id
 from samebits.store.term_claim import TermClaim, impossible_claims
 
@@ -217,7 +217,7 @@ class SchedulerService:
                 f"RECOVERY_PATH={path} holds job {state.job}, which is finished: start the next job with "
                 f"`{spelled('run')}` (it moves the folder aside), or set RECOVERY_PATH to an empty folder"
             )
-        policy = replace(policy_of(settings), token=launcher_token.read(settings.log_dir))
+        policy = replace(policy_of(settings), token=read_token(settings.log_dir))
         ours = dict(policy.settings)
         if any(ours.get(name) != value for name, value in state.settings):  # what a later release has added is new
             raise ForeignFolderError(

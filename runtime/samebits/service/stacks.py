@@ -19,7 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from samebits.store import process_memory
+from samebits.store import process_identity
 from samebits.store.process_identity import ProcessIdentity
 
 _NAME = "samebits-stacks"
@@ -94,7 +94,7 @@ def ask(identity: ProcessIdentity) -> Answer:
 def _open_memory(pid: int) -> int | None:
     """The channel's memory, if the process has one and expects the signal."""
     try:
-        return process_memory.find(pid, _NAME, os.O_RDWR) if _expects_signal(pid) else None
+        return process_identity.find_memory(pid, _NAME, os.O_RDWR) if _expects_signal(pid) else None
     except OSError:
         return None
 

@@ -13,7 +13,7 @@ import subprocess
 from pathlib import Path
 
 from samebits.service import clock
-from samebits.store.command_group import end_group
+from samebits.store.child_processes import end_group
 
 TIMEOUT_S = 10.0
 MOST_BYTES = 1 << 20

@@ -21,7 +21,7 @@ import zmq
 
 from samebits.net.copies import Keeper
 from samebits.net.curve import KeyPair
-from samebits.net.waker import Waker
+from samebits.net.sockets import Waker
 from samebits.service.buddy import Brief
 from samebits.service.copy_keeper import CopyKeeper
 from samebits.service.copy_sender import CopySender

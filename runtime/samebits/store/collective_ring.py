@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 
 from samebits import strict_json
-from samebits.store import process_memory
+from samebits.store import process_identity
 from samebits.store.process_identity import ProcessIdentity
 
 _NAME = "samebits-collectives"
@@ -279,7 +279,7 @@ def open_ring() -> CollectiveRing | None:
 
 def read(identity: ProcessIdentity) -> Contents | None:
     """What the process launched last; None where it is gone, another user's, or keeps no ring."""
-    descriptor = process_memory.find(identity.pid, _NAME) if identity.is_alive() else None
+    descriptor = process_identity.find_memory(identity.pid, _NAME) if identity.is_alive() else None
     if descriptor is None:
         return None
     try:

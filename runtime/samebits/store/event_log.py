@@ -8,12 +8,13 @@ makes of the part before, so that what falls off the end is not forgotten.
 
 from __future__ import annotations
 
+import fcntl
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from samebits.errors import StoreError
-from samebits.store import private
+from samebits.store import durable, private
 
 EVENTS_FILE = "events.jsonl"
 PART_BYTES = 512 << 10
@@ -155,3 +156,48 @@ def _ends_whole(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(-1, os.SEEK_END)
         return file.read(1) == b"\n"
+
+
+ASKED_FILE = "asked.jsonl"
+MOST_LINES = 1000
+MAX_ASKED_BYTES = 4096
+
+
+def append_asked(directory: Path, line: str) -> None:
+    """Add one line.
+
+    Raises:
+        StoreError: the disk refuses, or the file is another user's.
+    """
+    path = directory / ASKED_FILE
+    descriptor = _locked(path)
+    try:
+        with durable.disk_errors(path, "writing down what was asked"):
+            data = line.encode()[:MAX_ASKED_BYTES].replace(b"\n", b" ")
+            os.write(descriptor, b"\n" + data + b"\n")  # whatever a torn line before it has left
+            os.fsync(descriptor)
+        if len(known := read_asked(directory)) > MOST_LINES:
+            durable.replace_note(path, "".join(f"{one}\n" for one in known[-MOST_LINES // 2 :]).encode())
+    finally:
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> int:
+    """The file, which no other process writes or replaces until it is closed."""
+    while True:
+        descriptor = private.open_to_append(path)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if path.exists() and os.fstat(descriptor).st_ino == path.stat().st_ino:
+            return descriptor
+        os.close(descriptor)  # somebody has put another one in its place meanwhile
+
+
+def read_asked(directory: Path) -> list[str]:
+    """Return the last lines, the oldest first, MOST_LINES and a few more at most.
+
+    Raises:
+        StoreError: the disk refuses, or the file is another user's.
+    """
+    data = private.read(directory / ASKED_FILE, 2 * MOST_LINES * (MAX_ASKED_BYTES + 2)) or b""
+    lines = data.rsplit(b"\n", 2 * MOST_LINES + 2)[-2 * MOST_LINES - 2 :]  # each has an empty one before it
+    return [line.decode(errors="replace") for line in lines if line and len(line) <= MAX_ASKED_BYTES]

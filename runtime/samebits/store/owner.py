@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from samebits import strict_json
+from samebits.core.replacements import TOKEN_BYTES
 from samebits.errors import ForeignFolderError, StoreError
 from samebits.spelling import spelled
-from samebits.store import durable
+from samebits.store import durable, private
 
 OWNER_FILE = "owner.json"
 
@@ -119,3 +121,36 @@ def decode_owner(data: bytes) -> FolderOwner:
     if not isinstance(fields, dict) or not all(isinstance(fields.get(key), str) for key in ("job", "job_name")):
         raise ValueError("expected an object with the texts job and job_name")
     return FolderOwner(fields["job"], fields["job_name"])
+
+
+TOKEN_FILE = "launcher.token"
+
+
+def make_token(log_dir: Path) -> None:
+    """A new token, of this user alone (0600), in place of any older one: before the job's scheduler begins.
+
+    Raises:
+        StoreError: it cannot be written there.
+    """
+    private.make_folder(log_dir)
+    durable.write_file_atomically(log_dir / TOKEN_FILE, secrets.token_hex(TOKEN_BYTES).encode())
+
+
+def read_token(log_dir: Path) -> bytes:
+    """The token; empty where no launcher has left one.
+
+    Raises:
+        StoreError: the file is none of this user's own, or holds something else.
+    """
+    path = log_dir / TOKEN_FILE
+    private.check_folder(log_dir)
+    text = private.read(path, 2 * TOKEN_BYTES + 1)
+    if text is None:
+        return b""
+    try:
+        token = bytes.fromhex(text.decode("ascii"))
+    except ValueError:
+        token = b""
+    if len(token) != TOKEN_BYTES:
+        raise StoreError(f"{path}: not a launcher's token. Fix: remove it; replacements then wait for their seats")
+    return token

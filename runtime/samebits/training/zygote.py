@@ -27,7 +27,7 @@ from samebits import config
 from samebits.service import fork_orders
 from samebits.service.fork_orders import Answer, Order
 from samebits.start_folder import starts_here
-from samebits.store.parent_death import die_with
+from samebits.store.child_processes import die_with
 from samebits.training import elastic
 
 IMPORTED = (torch, torch._dynamo, elastic)

@@ -13,7 +13,7 @@ from samebits.core.audits import Known, Roles, why_it_ends
 from samebits.core.cause_table import DEFAULT, WRONG_GRADIENT, Observation
 from samebits.core.messages import MAX_ODDITY_CHARS
 from samebits.errors import UnequalError
-from samebits.training.process.last_words import last_words, watch_threads
+from samebits.training.process.exit_status import last_words, watch_threads
 from tests.system.processes import environment_of_tests
 
 THREADS = """\

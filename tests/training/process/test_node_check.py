@@ -19,7 +19,7 @@ from samebits.core.key_value import KeyStore
 from samebits.core.messages import SCHEMA, Admitted, Credential, KeyAnswer, KeyCall, KeyOp, KeyOutcome
 from samebits.core.node_check import SILENT, UNMET, WRONG, Figures, Pair, Sum
 from samebits.errors import KeyValueTimeoutError, PreflightError
-from samebits.training.process import node_check, node_judge
+from samebits.training.process import node_check
 
 WELL = Figures(0.05, 0.02, 0.02)
 CPU = torch.device("cpu")
@@ -270,7 +270,7 @@ def test_the_verdict_of_the_largest_world_fits_into_a_value(compare: Compare, mo
     def reports(part: str, slots: Iterable[int]) -> dict[int, node_check.Report]:
         return {slot: told[part][slot] for slot in slots if slot in told[part]}
 
-    judge = node_judge.Judge(reports, slots, shares_all=True)
+    judge = node_check.Judge(reports, slots, shares_all=True)
     wrong = node_check.Report("", b"", (0.0, 0.0, 0.0), 0.0, WRONG)
     for number in range(node_check.MOST_PLANS):
         plan = judge.plan()
@@ -280,9 +280,9 @@ def test_the_verdict_of_the_largest_world_fits_into_a_value(compare: Compare, mo
             break
         told[f"round{number}"] = dict.fromkeys(slots, wrong)
         judge.take(plan, number)
-    assert plan.is_last and len(plan.bad) == size and len(plan.why) == node_judge.MOST_SAID
+    assert plan.is_last and len(plan.bad) == size and len(plan.why) == node_check.MOST_SAID
     told["alone"] = {0: report}
-    few = node_judge.Judge(reports, slots, shares_all=True).plan()
+    few = node_check.Judge(reports, slots, shares_all=True).plan()
     assert few.is_last and few.bad == {}
     silent, unmet = few.said
     assert "said nothing in time and were not compared: 1, 2, 3," in silent and silent.endswith("31, 32 and 4063 more")

@@ -10,7 +10,7 @@ import pytest
 import torch.distributed as dist
 
 from samebits import config
-from samebits.training.process import plain_group
+from samebits.training.process import next_group
 from tests.hostile.attackers import is_let_in, listening_ports
 
 SOON = timedelta(seconds=60)
@@ -20,10 +20,10 @@ SOON = timedelta(seconds=60)
 def hosted() -> Iterator[tuple[str, int]]:
     before = set(listening_ports(os.getpid()))
     settings, _ = config.read({"ROLE": "worker", "WORKER_NUM": "2", "NODE_ID": "0", "SCHED_HOST": "127.0.0.1"})
-    host, _, port = plain_group._host_store(settings, 2).rpartition(":")
+    host, _, port = next_group._host_store(settings, 2).rpartition(":")
     assert set(listening_ports(os.getpid())) - before == {(host, int(port))}
     yield host, int(port)
-    plain_group._hosted.pop()
+    next_group._hosted.pop()
 
 
 def test_it_serves_on_the_address_towards_the_scheduler_and_on_no_other(hosted: tuple[str, int]) -> None:

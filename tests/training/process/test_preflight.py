@@ -14,7 +14,6 @@ from samebits import config
 from samebits.config import Settings
 from samebits.errors import PreflightError, StoreError
 from samebits.service.device_health import Device
-from samebits.store import disk_check
 from samebits.training.process import preflight
 
 CPU = torch.device("cpu")
@@ -80,10 +79,10 @@ def test_a_sick_device_is_named_with_a_disk_that_cannot_be_written(
 
 
 def test_a_disk_that_gives_back_something_else_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = disk_check.os.read
-    monkeypatch.setattr(disk_check.os, "read", lambda descriptor, size: bytes([1, *read(descriptor, size)[1:]]))
+    read = preflight.os.read
+    monkeypatch.setattr(preflight.os, "read", lambda descriptor, size: bytes([1, *read(descriptor, size)[1:]]))
     with pytest.raises(StoreError, match=r"what was written is not what is read\. Fix: "):
-        disk_check.write_and_read(tmp_path)
+        preflight.write_and_read(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

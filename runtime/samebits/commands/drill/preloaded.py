@@ -16,7 +16,7 @@ from pathlib import Path
 from samebits.commands.drill.impossible import ImpossibleError
 from samebits.printable import printable
 from samebits.store import durable
-from samebits.store.command_group import end_group
+from samebits.store.child_processes import end_group
 
 _SOURCE = Path(__file__).with_name("libc_faults.c")
 _NUMBERS = struct.Struct("=qqq")  # as ``struct control`` begins: seconds ahead, is full, refused

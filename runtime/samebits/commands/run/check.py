@@ -26,7 +26,7 @@ from samebits.errors import HiddenStateError, StoreError
 from samebits.launcher.interrupts import Signals
 from samebits.service.events import read_events
 from samebits.store import durable
-from samebits.store.parent_death import die_with
+from samebits.store.child_processes import die_with
 from samebits.store.retaken_report import RetakenReport, read_report
 
 _LOOK_S = 0.2

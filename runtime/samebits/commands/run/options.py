@@ -201,8 +201,7 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         *("--monitor-interval", "--monitor_interval"),
         type=seconds,
         metavar="S",
-        default=pet("MONITOR_INTERVAL"),
-        help="seconds between two looks at what runs (MONITOR_INTERVAL)",
+        help="accepted from torchrun's command lines and not needed: the death of a process is an event here",
     )
     ends.add_argument(
         *("--shutdown-timeout", "--shutdown_timeout"),
@@ -369,7 +368,6 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
     for name, value in (
         ("SPARE_NUM", options.spares),
         ("MAX_RESTARTS", options.max_restarts),
-        ("MONITOR_INTERVAL", options.monitor_interval),
         ("SHUTDOWN_TIMEOUT", options.shutdown_timeout),
         ("LOG_DIR", options.log_dir),
         ("HOST_DISCOVERY_SCRIPT", options.host_discovery_script),

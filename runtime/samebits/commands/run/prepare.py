@@ -11,6 +11,7 @@ import shutil
 import sys
 import uuid
 from dataclasses import dataclass, replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 from samebits import config
@@ -39,9 +40,9 @@ from samebits.scheduler_hosts import names_one
 from samebits.service import cause_file
 from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
-from samebits.store import durable, launcher_token, private
-from samebits.store.aside import aside_id, move_aside, short_id
+from samebits.store import durable, owner, private
 from samebits.store.checkpoint.remote.remote_points import jobs_at
+from samebits.store.durable import aside_id, move_aside, short_id
 from samebits.store.lock import DirectoryLock, is_locked, read_holder
 from samebits.store.owner import OWNER_FILE, read_owner
 from samebits.store.process_identity import host_id
@@ -337,6 +338,12 @@ def _require_script(request: Request) -> None:
         raise UsageError(f"there is no script {script!r} in {Path.cwd()}. Fix: name one, as in {as_in}")
     if request.way is Way.PROGRAM and shutil.which(script) is None:
         raise UsageError(f"there is no program {script!r}. Fix: name one that can be run, or leave --no-python out")
+    package = script.partition(".")[0]
+    if request.way is Way.MODULE and not PathFinder.find_spec(package, [str(Path.cwd()), *sys.path]):
+        raise UsageError(
+            f"-m {script}: there is no module {package!r} in {Path.cwd()} or installed. Fix: name one, as in "
+            f"`{spelled('run', '-m', 'package.train')}`; -n takes the number of workers"
+        )
 
 
 def refuse_unusable(settings: Settings) -> None:
@@ -372,7 +379,7 @@ def prepare(ready: Ready, *, fresh: bool) -> None:
         if unfound := job_spec.keep(settings.log_dir, start, has_pointer=settings.hidden_state != "check"):
             say(unfound)
         if settings.enable_recovery and start.has_scheduler:
-            launcher_token.make(settings.log_dir)
+            owner.make_token(settings.log_dir)
     finally:
         lock.release()
     usual = start.folder / job_spec.USUAL_LOG_DIR

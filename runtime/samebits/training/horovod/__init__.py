@@ -1,4 +1,4 @@
-"""Horovod's names for PyTorch, as thin faces over ours: what ``samebits.horovod`` shows.
+"""Horovod's names for PyTorch, as thin wrappers over ours: what ``samebits.horovod`` shows.
 
 Here live the names, one module for each group of them. Never here: a second way of doing anything. The one idea: a
 script written for ``horovod.torch`` keeps its calls, and each call means what ``samebits`` means by it.

@@ -43,14 +43,13 @@ from samebits.training import torch_private
 from samebits.training.group import breaker, ddp, device, gloo, group
 from samebits.training.group.calling_place import calling_place
 from samebits.training.group.group import Group
-from samebits.training.process import node_check, numerics, plain_group, preflight
+from samebits.training.process import node_check, numerics, preflight
 from samebits.training.process.compiled_code import keep_compiled_code
 from samebits.training.process.device_view import DeviceView
-from samebits.training.process.exit_status import ExitStatus
+from samebits.training.process.exit_status import ExitStatus, last_words, named, watch_threads
 from samebits.training.process.forking import Forking
-from samebits.training.process.last_words import last_words, named, watch_threads
 from samebits.training.process.member_info import own_info
-from samebits.training.process.next_group import NextGroup, likely_place
+from samebits.training.process.next_group import NextGroup, join_plain_group, likely_place
 from samebits.training.process.sigterm import Departure
 from samebits.training.process.torchrun_calls import TorchrunCalls
 from samebits.training.torch_versions import not_tried
@@ -305,7 +304,7 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
         process.publish_place()
         TorchrunCalls(lambda: None if process.generation else process.seat, is_spare).install()
     else:
-        process.generation = plain_group.join_plain_group(agent, settings)
+        process.generation = join_plain_group(agent, settings)
     Forking(process.settle, process.let_go_in_child).install()
     return process
 

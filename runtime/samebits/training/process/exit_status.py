@@ -11,9 +11,15 @@ import dis
 import sys
 import threading
 from _sitebuiltins import Quitter
-from collections.abc import Iterator
-from types import FrameType
+from collections.abc import Callable, Iterator
+from traceback import format_exception
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
+
+from samebits.core.messages import MAX_ODDITY_CHARS, OF_A_THREAD
+from samebits.printable import printable
+from samebits.start_folder import start_folder
+from samebits.tracebacks import failure_in
 
 __all__ = ["ExitStatus"]
 
@@ -78,3 +84,33 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
+
+
+MOST_CHARS = 2000
+
+
+def last_words(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> str:
+    """``failed at train.py:88: KeyError: 'x'``."""
+    failure = failure_in("".join(format_exception(kind, error, traceback)), start_folder())
+    return str(failure or f"failed: {named(error)}")[:MOST_CHARS]
+
+
+def named(error: BaseException) -> str:
+    """``KeyError: 'x'``."""
+    return f"{type(error).__name__}: {error}"
+
+
+def watch_threads(tell: Callable[[str], None]) -> None:
+    """From now on ``tell`` hears, in one printable line, of every thread that an exception ends; all else stays."""
+    before = threading.excepthook
+
+    def hook(ended: threading.ExceptHookArgs) -> None:
+        before(ended)
+        error = ended.exc_value
+        if isinstance(error, SystemExit) or error is None:
+            return
+        name = ended.thread.name if ended.thread is not None else "unknown"
+        text = f"{OF_A_THREAD}{name} {last_words(ended.exc_type, error, ended.exc_traceback)}"
+        tell(printable(text, MAX_ODDITY_CHARS))
+
+    threading.excepthook = hook

@@ -21,7 +21,7 @@ import os
 import threading
 from collections.abc import Callable
 
-from samebits.store.parent_death import die_with
+from samebits.store.child_processes import die_with
 
 __all__ = ["Forking"]
 

@@ -7,8 +7,11 @@ with: by Freivalds' check the product of two matrices times a vector is the firs
 
 from __future__ import annotations
 
+import hashlib
 import math
+import os
 import time
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +22,58 @@ from samebits.config import Settings
 from samebits.core.node_check import Figures
 from samebits.errors import PreflightError, StoreError
 from samebits.service import device_health, log
-from samebits.store import disk_check
+from samebits.store import durable
 from samebits.training.group.device import choose
+
+SIZE = 16 << 20
+_PART = 1 << 20
+
+
+def write_and_read(folder: Path) -> float:
+    """MB a second that are durable there, or in the folder above it that is there already.
+
+    Raises:
+        StoreError: it cannot be written, or something else is read.
+    """
+    there = next((one for one in (folder, *folder.absolute().parents) if one.exists()), folder)
+    path, part = there / f".preflight-{uuid.uuid4().hex}", os.urandom(_PART)
+    with durable.disk_errors(path, "writing a test file"):
+        descriptor = durable.create(path, is_read_too=True)
+    try:
+        with durable.disk_errors(path, "writing a test file"):
+            began_s = time.monotonic()
+            for _ in range(SIZE // _PART):
+                _write(descriptor, part)
+            os.fsync(descriptor)
+            took_s = time.monotonic() - began_s
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            same = all(_digest(_read(descriptor)) == _digest(part) for _ in range(SIZE // _PART))
+    finally:
+        os.close(descriptor)
+        path.unlink(missing_ok=True)
+    if not same:
+        raise StoreError(f"{folder}: what was written is not what is read. Fix: check this disk, or use another")
+    return SIZE / 1e6 / max(took_s, 1e-9)
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _read(descriptor: int) -> bytes:
+    parts, left = [], _PART
+    while left and (part := os.read(descriptor, left)):
+        parts.append(part)
+        left -= len(part)
+    return b"".join(parts)
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=16).digest()
+
 
 __all__ = ["Look", "figures", "looks", "of_host", "require"]
 
@@ -56,8 +109,8 @@ def looks(devices: Sequence[torch.device], folder: Path | str) -> Iterator[Look]
         yield Look(one.name, one.found, one.problem)
     if isinstance(folder, Path):
         try:
-            speed = disk_check.write_and_read(folder)
-            yield Look("disk", f"{speed:.0f} MB/s are durable in {folder}", took_s=disk_check.SIZE / 1e6 / speed)
+            speed = write_and_read(folder)
+            yield Look("disk", f"{speed:.0f} MB/s are durable in {folder}", took_s=SIZE / 1e6 / speed)
         except StoreError as error:
             yield Look("disk", str(folder), str(error))
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import struct
 import threading
+
+import zmq
 
 
 class Waker:
@@ -38,3 +41,31 @@ class Waker:
             write, self._write = self._write, -1
             os.close(write)
             os.close(self.descriptor)
+
+
+STOPPED = zmq.EVENT_MONITOR_STOPPED  # one of the events that the monitor must be asked for
+EVENT = struct.Struct("=HI")  # what happened, and a value: often a descriptor
+_SRCFD = int(zmq.SRCFD)
+
+
+def close_both(socket: zmq.Socket[bytes], monitor: zmq.Socket[bytes]) -> None:
+    """Close ``socket``, waiting for as long as it lingers, and the reader of its events."""
+    socket.close()
+    event = 0
+    while event != STOPPED:
+        event, _ = EVENT.unpack(monitor.recv_multipart()[0])
+    monitor.close(linger=0)
+
+
+def source_of(body: zmq.Frame) -> int | None:
+    """Return the descriptor of the connection that a message came over, or None if ZeroMQ keeps none.
+
+    It keeps none of a peer of ZMTP 1.0 or 2.0, and takes whatever does not begin with a signature for one: a browser, a
+    scrape, a TLS hello, five bytes.
+    """
+    try:
+        return int(body.get(_SRCFD))
+    except zmq.ZMQError as error:
+        if error.errno != zmq.EINVAL:
+            raise
+        return None

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from samebits.compat.checkpoints import ModelCheckpoint
 from samebits.errors import UsageError
-from samebits.faces.checkpoints import ModelCheckpoint
 
 __all__ = ["Model"]
 
