@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from samebits import config
-from samebits.commands.status import find, table
+from samebits.commands.status import find, main, table
 from samebits.launcher.job_view import Presence
 from samebits.service import status
 from tests.ops.views import view, worker
@@ -63,3 +63,17 @@ def test_a_scheduler_that_the_journal_knows_to_be_replaced_is_not_believed(
     assert find(settings) is told
     stored["job"] = "job-2"
     assert find(settings) is stored
+
+
+def test_a_folder_without_a_job_says_whose_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("SCHED_HOST", "SCHED_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("samebits.commands.status.find", lambda settings: {"source": "scheduler"})
+    monkeypatch.setattr("samebits.commands.status.JobView.of", lambda content: view())
+    said = f"no job was started in {tmp_path}: this is the one whose scheduler answers at 127.0.0.1"
+    assert main([]) == 0 and capsys.readouterr().out.startswith(said)
+    monkeypatch.setenv("SCHED_PORT", "8118")
+    assert main([]) == 0 and said not in capsys.readouterr().out

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 
 from samebits import strict_json
 from samebits.account.history import summary_of_folder
@@ -39,6 +40,9 @@ def main(arguments: Sequence[str]) -> int:
         print(strict_json.dumps(content))
         return 0
     view = JobView.of(content)
+    if not job_spec.is_job_named(settings):
+        where = shown(settings.sched_host, settings.sched_port)
+        print(f"no job was started in {Path.cwd()}: this is the one whose scheduler answers at {where}")
     stored = view if view.from_journal else stored_view(settings.recovery_path)
     print(table(view, settings, stored))
     memory = memory_line(view.job)

@@ -375,17 +375,22 @@ def read_here() -> tuple[Path, JobSpec]:
     return log_dir, kept
 
 
+def is_job_named(settings: Settings) -> bool:
+    """Return whether this folder holds a job, or the environment says where its scheduler is."""
+    named = config.whole_environment()
+    has_address = any(
+        named.get(prefix + name) for name in ("SCHED_HOST", "SCHED_PORT") for prefix in ("", config.PREFIX)
+    )
+    return has_address or read(settings.log_dir) is not None or (settings.recovery_path / JOURNAL_FILE).exists()
+
+
 def require_job(settings: Settings) -> None:
     """Raise if nothing says which job is meant: whatever has the default port may be another folder's.
 
     Raises:
         UsageError: no job has left anything in this folder, and no variable names a scheduler.
     """
-    named = config.whole_environment()
-    has_address = any(
-        named.get(prefix + name) for name in ("SCHED_HOST", "SCHED_PORT") for prefix in ("", config.PREFIX)
-    )
-    if has_address or read(settings.log_dir) is not None or (settings.recovery_path / JOURNAL_FILE).exists():
+    if is_job_named(settings):
         return
     raise UsageError(
         f"no job was started in {Path.cwd()}: neither {settings.log_dir / START_FILE} nor a journal is there. Fix: "
