@@ -47,6 +47,6 @@ def test_a_hard_limit_that_is_too_low_is_refused_with_the_number_needed(
     workers: int, needed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda which: (20, needed - 1))
-    said = rf"limit of open files is {needed - 1}.* needs {needed}\. Fix: raise it with `ulimit -n {needed}`"
+    said = rf"limit of open files is {needed - 1}.* needs {needed}\. Fix: raise it with `ulimit -n {max(needed, 1024)}`"
     with pytest.raises(SettingsError, match=said):
         require_descriptors(workers)

@@ -9,6 +9,7 @@ from samebits.errors import SettingsError
 _OF_A_PROCESS = 64  # a worker of two has 32 open, and a script's data come on top
 _OF_A_WORKER = 2  # in the scheduler its connection and its pidfd, in another worker gloo's connection and a spare one
 _UNLIMITED = 1 << 20
+_USUAL = 1024  # a Linux shell's soft limit; enough for a job of some hundred workers
 
 
 def needed_descriptors(workers: int = 0) -> int:
@@ -36,7 +37,7 @@ def require_descriptors(workers: int = 0) -> None:
         raise SettingsError(
             [
                 f"the hard limit of open files is {hard}, and a process of this job needs {needed}. "
-                f"Fix: raise it with `ulimit -n {needed}` (as root), or use a shell without that limit"
+                f"Fix: raise it with `ulimit -n {max(needed, _USUAL)}` (as root), or use a shell without that limit"
             ]
         )
     if soft != resource.RLIM_INFINITY and soft < needed:
