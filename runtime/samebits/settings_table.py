@@ -630,7 +630,7 @@ VARIABLES: tuple[Variable, ...] = (
         "全部；`disk=drain:0.95` 只适用于一项并改变其上限（比例；device_heat 为 °C）：cpu、memory、disk（"
         "CHECKPOINT_PATH、LOG_DIR、RECOVERY_PATH 所在磁盘和 /dev/shm）、device_errors、device_heat、device_slowed、"
         "device_memory、device_shared（他人占用其内存十分之一以上且使用率达 90 %）。`every=10`：两次查看之间的秒数。",
-        example="drain,disk=tell:0.95",
+        example="tell,disk=drain:0.95",
         shown_default=("tell", "tell"),
     ),
     Variable(
@@ -851,6 +851,6 @@ REMOVED = {
     "MONITOR_INTERVAL": "the death of a process is an event, and there is nothing to look for at intervals",
     "LEASE_DETECTOR": "a node is lost after NODE_TIMEOUT seconds of silence, or when its connection closes",
     "WATCHDOG": "HANG=off does what WATCHDOG=0 did",
-    **{f"HEALTH_{name}": "it is a part of HEALTH, as in HEALTH=drain,disk=tell:0.95,every=10" for name in _INTO_HEALTH},
+    **{f"HEALTH_{name}": "it is a part of HEALTH, as in HEALTH=tell,disk=drain:0.95,every=10" for name in _INTO_HEALTH},
 }
 """Variables of earlier releases, and what holds instead of each."""
