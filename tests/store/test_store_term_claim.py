@@ -362,3 +362,19 @@ _READS_FIRST = ("read", *_without("read", CLAIM))
 )
 def test_a_broken_protocol_is_caught(programs: tuple[str, tuple[tuple[str, ...], ...]]) -> None:
     assert violation(*programs[1])[0] is not None
+
+
+def test_a_claim_that_a_full_disk_cuts_short_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = TermClaim.take(tmp_path, "scheduler")
+
+    def refuse(descriptor: int, data: bytes) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(durable, "write_all", refuse)
+        for _ in range(2):
+            with pytest.raises(StoreError, match="claiming a term"):
+                TermClaim.take(tmp_path, "scheduler")
+    assert [path.name for path in tmp_path.iterdir()] == [f"term.{first.number}"]
+    first.require()
+    assert TermClaim.take(tmp_path, "scheduler").number == first.number + 1

@@ -150,6 +150,9 @@ class TermClaim:
                 durable.write_all(descriptor, note)
                 self._note = note
                 os.fsync(descriptor)
+            except OSError:  # a full disk: nothing was said in this term, and the next start needs no claim of its own
+                self._path.unlink(missing_ok=True)
+                raise
             finally:
                 os.close(descriptor)
         durable.fsync_dir(self._directory)
