@@ -63,8 +63,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "account": ("core.events", "core.goodput", "core.recoveries", "service.events", "store", "account"),
     "launcher": (
         *("core.cause_table", "core.hangs", "core.lines", "core.placement", "core.point", "core.restarts"),
-        *("service.cause_file", "service.fork_orders", "service.new_journal", "service.scheduler_address"),
-        *("service.sightings", "service.sights", "service.stacks", "service.status"),
+        *("service.cause_file", "service.fork_orders", "service.job_journal", "service.process_state"),
+        *("service.scheduler_address", "service.stacks", "service.status"),
         *("account", "config", "earlier", "launcher", "net", "scheduler_hosts", "spelling", "store", "tracebacks"),
     ),
     "hosts": (

@@ -26,7 +26,7 @@ from samebits.launcher import job_spec
 from samebits.launcher.job_view import stored_view
 from samebits.launcher.processes import end, name_of, process_names, read_pid_files, send_signal
 from samebits.service.events import read_events
-from samebits.service.history import history_of
+from samebits.service.job_journal import history_of
 from samebits.store.journal import read_journal
 from samebits.store.process_identity import ProcessIdentity
 from tests.causes.faults import BY_NAME, FAULTS, PAIRS, WORKER, Fault, Said, wrong

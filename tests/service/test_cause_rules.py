@@ -12,7 +12,7 @@ from samebits.core.hangs import Hang
 from samebits.core.progress import Cure, cure_of
 from samebits.core.restarts import Sort, sort_of
 from samebits.errors import SettingsError
-from samebits.service.cause_rules import MAX_BYTES, MAX_CHARS, MAX_ROWS, read_rules
+from samebits.service.cause_file import MAX_BYTES, MAX_CHARS, MAX_ROWS, read_rules
 from tests.core.test_core_progress import SLEEPS, ended, pass_time, training_for_a_while
 
 LICENSE = """

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from samebits.service import vendor_tool
-from samebits.service.device_health import AscendTool, Device, NvidiaTool, devices
-from samebits.service.vendor_texts import Told, ascend, ascend_errors, nvidia
-from samebits.service.vendor_tool import VendorTool
+from samebits.service.health import vendor_tool
+from samebits.service.health.device_health import AscendTool, Device, NvidiaTool, devices
+from samebits.service.health.vendor_tool import Told, VendorTool, ascend, ascend_errors, nvidia
 
 Tool = Callable[[str, str], None]
 OF_910B = """\

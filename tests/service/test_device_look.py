@@ -10,10 +10,10 @@ import pytest
 from samebits.core.health import HealthWatch, Reading, said
 from samebits.core.messages import Ailment, Sign
 from samebits.errors import PreflightError
-from samebits.service import health
-from samebits.service.device_look import DeviceMemory, DeviceReadings, WatchedDevice, limits_of
-from samebits.service.health import HealthLook
-from samebits.service.kernel_log import KernelLog, bus_of
+from samebits.service.health import host_health
+from samebits.service.health.device_look import DeviceMemory, DeviceReadings, WatchedDevice, limits_of
+from samebits.service.health.host_health import HealthLook
+from samebits.service.health.kernel_log import KernelLog, bus_of
 from tests.service.house import PATIENCE_S
 from tests.service.test_device_health import ECC, H100, OF_910B, Tool, printing, tool
 from tests.service.test_health import settings_with
@@ -184,14 +184,14 @@ def test_what_is_off_is_not_looked_at(tool: Tool, tmp_path: Path) -> None:
 def test_who_is_refused_asks_for_no_seat(tool: Tool, tmp_path: Path) -> None:
     tool("nvidia-smi", f'echo "{H100[:-1]}2, 0x1"')
     tells = settings_with(tmp_path)
-    assert not health.may_refuse(tells)
+    assert not host_health.may_refuse(tells)
     settings = settings_with(tmp_path, HEALTH="device_errors=refuse")
-    assert health.may_refuse(settings)
+    assert host_health.may_refuse(settings)
     with pytest.raises(
         PreflightError, match=r"the host of 0 is not well, .*: NVIDIA 0 has uncorrected .*\. Fix: start"
     ):
-        health.require(settings, Card().watched)
-    health.require(settings, None)
+        host_health.require(settings, Card().watched)
+    host_health.require(settings, None)
     full = settings_with(tmp_path, HEALTH="disk=refuse:0.000001")
     with pytest.raises(PreflightError, match="HEALTH=disk"):
-        health.require(full, None)
+        host_health.require(full, None)

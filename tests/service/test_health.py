@@ -11,7 +11,7 @@ import pytest
 
 from samebits import config
 from samebits.core.messages import Ailment, Figure, Sign
-from samebits.service.health import SHARED_MEMORY, HealthLook, Usage, limits_of, places_of, readings
+from samebits.service.health.host_health import SHARED_MEMORY, HealthLook, Usage, limits_of, places_of, readings
 from samebits.store.checkpoint.memory.available_memory import taken_share
 from tests.service.house import PATIENCE_S, House
 

@@ -39,7 +39,7 @@ from samebits.errors import (
 from samebits.net.client import Client, Got
 from samebits.service import agent as agent_module
 from samebits.service.agent import Agent
-from samebits.service.life_sign import Whereabouts
+from samebits.service.process_state import Whereabouts
 from samebits.service.scheduler import SchedulerService
 from samebits.service.status import snapshot_in, stored_snapshot
 from samebits.store import journal as journals

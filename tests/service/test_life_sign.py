@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from samebits.core.values import replace
-from samebits.service import clock, life_sign
-from samebits.service.life_sign import DeathWatch, LifeSign, WatchedSign, Whereabouts, quiet_s
+from samebits.service import clock, process_state
+from samebits.service.process_state import DeathWatch, LifeSign, WatchedSign, Whereabouts, quiet_s
 
 WAIT_S = 30.0
 HOLDER = """
 import os, sys, threading
-from samebits.service import clock, life_sign
-from samebits.service.life_sign import LifeSign
+from samebits.service import clock, process_state
+from samebits.service.process_state import LifeSign
 sign = LifeSign("here", "{session}")
 done = threading.Event()
 def hold():
@@ -153,7 +153,7 @@ def test_for_how_long_its_python_has_not_run_is_to_be_seen(monkeypatch: pytest.M
     now = 100.0
     monkeypatch.setattr(clock, "now_s", lambda: now)
     sign = LifeSign("here", "session-1")
-    monkeypatch.setattr(life_sign, "_is_a_sign", lambda entry: entry.name == str(sign.whereabouts.descriptor))
+    monkeypatch.setattr(process_state, "_is_a_sign", lambda entry: entry.name == str(sign.whereabouts.descriptor))
     sign.hold()
     try:
         assert quiet_s(os.getpid()) is None, "it has not beaten yet"

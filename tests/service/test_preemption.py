@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.service.preemption import PreemptionLook
+from samebits.service.health.preemption import PreemptionLook
 from tests.service.house import PATIENCE_S
 
 

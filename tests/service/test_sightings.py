@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from samebits.core.hangs import Doing, Sight
-from samebits.service.sightings import LOOKS_A_LEASE, MOST_LOOKS, Sightings
+from samebits.service.process_state import LOOKS_A_LEASE, MOST_LOOKS, Sightings
 from samebits.store.process_identity import ProcessIdentity
 
 LEASE_S = 5.0

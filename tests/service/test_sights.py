@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 
 from samebits.core.hangs import Doing, Hang, told_apart
-from samebits.service.sights import MOST_THREADS, look, threads
+from samebits.service.process_state import MOST_THREADS, look, threads
 from samebits.store.process_identity import ProcessIdentity
 
 BEATS = """
 import os, threading, time
-from samebits.service.life_sign import LifeSign
+from samebits.service.process_state import LifeSign
 sign = LifeSign("here", "session")
 def beat():
     while True:
@@ -62,9 +62,9 @@ def test_a_stopped_one_is_stopped_and_its_threads_are_to_be_seen(start: Start) -
 def test_one_without_a_sign_or_with_nonsense_in_it_is_only_silent(start: Start) -> None:
     assert told_apart(look(start("import os, time\nos.write(1, b'ready')\n" + SLEEPS)), SILENT_S) is Hang.SILENT
     for value in ("math.inf", "math.nan", "1e300", "-1.0", "0.0"):
-        lies = f"life_sign._BEAT.pack_into(sign._mapped, life_sign._BEAT_AT, {value})\n"
+        lies = f"process_state._BEAT.pack_into(sign._mapped, process_state._BEAT_AT, {value})\n"
         source = BEATS.replace("threading.Thread(target=beat, daemon=True).start()", lies)
-        sight = look(start("import math\nfrom samebits.service import life_sign\n" + source + SLEEPS))
+        sight = look(start("import math\nfrom samebits.service import process_state\n" + source + SLEEPS))
         assert sight is not None and sight.quiet_s is None, value
 
 

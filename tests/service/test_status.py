@@ -12,7 +12,7 @@ from samebits.core import messages, records
 from samebits.core.messages import GenerationStarted, Process, RoundId, RoundOpened, Status, StatusQuery
 from samebits.core.records import JobRebuilt, RebuiltGeneration, RebuiltSeat
 from samebits.errors import JournalDamagedError
-from samebits.service.history import history_of
+from samebits.service.job_journal import history_of
 from samebits.service.status import message_of, snapshot, snapshot_in, stop_request, stored_snapshot
 from samebits.store.journal import Journal
 from tests.core.house import House, policy

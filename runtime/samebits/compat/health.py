@@ -11,7 +11,7 @@ from pathlib import Path
 from samebits.core.health import HealthWatch, Limit, said
 from samebits.core.messages import Sign
 from samebits.errors import UsageError
-from samebits.service.health import nearest, readings
+from samebits.service.health.host_health import nearest, readings
 
 __all__ = ["HealthChecker"]
 

@@ -53,7 +53,7 @@ from samebits.launcher.scheduler_link import Linked, SchedulerLink, Unlinked, is
 from samebits.launcher.stalls import Silence, Stalls
 from samebits.launcher.supervising import Dead, Supervisor
 from samebits.service import cause_file, status
-from samebits.service.sightings import Sightings
+from samebits.service.process_state import Sightings
 from samebits.spelling import spelled
 from samebits.store import durable
 from samebits.store.process_identity import ProcessIdentity

@@ -18,7 +18,7 @@ from samebits.core.point import Point
 from samebits.errors import CheckpointError, ForeignFolderError, JobFailedError, StoreError
 from samebits.launcher.job_view import EndKind, Interruption, JobView, Presence, WorkerView
 from samebits.launcher.processes import SCHEDULER, node_of, process_names, spoken
-from samebits.service import new_journal
+from samebits.service import job_journal
 from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
 from samebits.store import durable
@@ -258,7 +258,7 @@ def begin_journal(settings: Settings, candidate: Candidate) -> None:
     for folder in candidate.folders:
         if _owner_of(folder) is None:  # every manifest in it says the same job
             durable.write_file_atomically(folder / OWNER_FILE, encode_owner(owner))
-    new_journal.begin_from(settings, candidate.job, candidate.point, candidate.top)
+    job_journal.begin_from(settings, candidate.job, candidate.point, candidate.top)
 
 
 def _newest(entries: list[Entry]) -> Candidate | None:

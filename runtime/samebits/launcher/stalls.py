@@ -22,7 +22,7 @@ from samebits.core.hangs import SILENT_KINDS, Hang, Sight, fix_of, told_apart
 from samebits.errors import StoreError
 from samebits.launcher.job_view import JobView, Presence, WorkerView
 from samebits.printable import printable_lines
-from samebits.service import sights, stacks
+from samebits.service import process_state, stacks
 from samebits.store import collective_ring, durable, private
 from samebits.store.process_identity import ProcessIdentity
 from samebits.tracebacks import place_in_dump
@@ -174,7 +174,7 @@ class Stalls:
         causes: CauseTable = DEFAULT,
         *,
         ask: Callable[[ProcessIdentity], stacks.Answer] = stacks.ask,
-        see: Callable[[ProcessIdentity], Sight | None] = sights.look,
+        see: Callable[[ProcessIdentity], Sight | None] = process_state.look,
         read: Callable[[ProcessIdentity], collective_ring.Contents | None] = collective_ring.read,
     ) -> None:
         self._folder = settings.log_dir / FOLDER
@@ -286,7 +286,7 @@ class Stalls:
             answer.silence.value if answer.silence is not None else "",
             self._collectives(identity),
         ]
-        body = answer.text or "\n".join(sights.threads(identity.pid))
+        body = answer.text or "\n".join(process_state.threads(identity.pid))
         text = "\n".join([*filter(None, head), "", body, ""])
         file = None
         if answer.silence is not stacks.Silence.GONE:

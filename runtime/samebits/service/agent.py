@@ -99,13 +99,12 @@ from samebits.net.client import Client, Down, Got, PassedOver, ShutOut, TurnedAw
 from samebits.net.curve import cluster_keys
 from samebits.scheduler_hosts import names_one, shown
 from samebits.service import clock, log
-from samebits.service.device_look import WatchedDevice
-from samebits.service.health import HealthLook
+from samebits.service.health.device_look import WatchedDevice
+from samebits.service.health.host_health import HealthLook
+from samebits.service.health.preemption import PreemptionLook
 from samebits.service.host import this_process
 from samebits.service.launched import proof_for
-from samebits.service.life_sign import DeathWatch, LifeSign, Whereabouts
-from samebits.service.preemption import PreemptionLook
-from samebits.service.sightings import Sightings
+from samebits.service.process_state import DeathWatch, LifeSign, Sightings, Whereabouts
 from samebits.store.process_identity import ProcessIdentity
 
 STDERR = 2  # whatever sys.stderr is at the moment, or is not

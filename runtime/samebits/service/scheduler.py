@@ -47,11 +47,11 @@ from samebits.net.address import place_of, taken_over
 from samebits.net.curve import cluster_keys
 from samebits.net.server import Arrived, Incoming, Lost, Server
 from samebits.scheduler_hosts import names_one
-from samebits.service import cause_file, clock, log, sights
+from samebits.service import cause_file, clock, log, process_state
 from samebits.service.events import EventWriter
 from samebits.service.followers import MAX_FOLLOWERS, Followers
-from samebits.service.history import history_of, written_term
 from samebits.service.inbound import Inbound
+from samebits.service.job_journal import history_of, written_term
 from samebits.service.key_file import KeyFile
 from samebits.service.probe_beat import ProbeBeat
 from samebits.service.scheduler_address import listening_place, search_s
@@ -433,7 +433,7 @@ class SchedulerService:
         here, found = host_id(), []
         for seat in core.silent(now)[:MOST_LOOKS]:
             if seat.process.host == here:
-                sight = sights.look(ProcessIdentity(seat.process.pid, seat.process.started_at))
+                sight = process_state.look(ProcessIdentity(seat.process.pid, seat.process.started_at))
                 found += [Seen(seat.session, sight)] if sight is not None else []
         return found
 

@@ -35,7 +35,7 @@ from samebits.core.records import JobInterrupted, Record, SeatLost, TermStarted
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.state import JobState, Seat
 from samebits.printable import printable
-from samebits.service.history import history_of
+from samebits.service.job_journal import history_of
 from samebits.store.journal import read_journal
 from samebits.store.process_identity import ProcessIdentity, host_id
 

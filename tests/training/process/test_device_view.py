@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from samebits.service.device_look import DeviceMemory
+from samebits.service.health.device_look import DeviceMemory
 from samebits.training.process.device_view import DeviceView
 
 NPU = torch.device("privateuseone", 1)

@@ -13,7 +13,7 @@ import torch
 from samebits import config
 from samebits.config import Settings
 from samebits.errors import PreflightError, StoreError
-from samebits.service.device_health import Device
+from samebits.service.health.device_health import Device
 from samebits.training.process import preflight
 
 CPU = torch.device("cpu")

@@ -29,10 +29,11 @@ from samebits.config import Role, Settings
 from samebits.core.lines import root_of
 from samebits.core.messages import Admitted, GenerationStarted, Place
 from samebits.errors import FencedError, SameBitsError, UnequalError, UntrainedError, UsageError
-from samebits.service import health, host, log, stacks
+from samebits.service import host, log, stacks
 from samebits.service.agent import Agent
 from samebits.service.alone import SchedulerThread
 from samebits.service.buddy import CopyListener
+from samebits.service.health import host_health
 from samebits.service.probe_beat import ProbeBeat
 from samebits.service.scheduler import SchedulerService, exit_code_of
 from samebits.service.scheduler_address import address_towards, addresses_of, wait_for_name
@@ -274,8 +275,10 @@ def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:
     figures = None
     if settings.preflight:
         figures = preflight.require(settings, device.choose(kind, _index(None, settings.node_id or "")))
-    if health.may_refuse(settings):
-        health.require(settings, _view(settings, device.choose(kind, _index(None, settings.node_id or ""))).watched())
+    if host_health.may_refuse(settings):
+        host_health.require(
+            settings, _view(settings, device.choose(kind, _index(None, settings.node_id or ""))).watched()
+        )
     admitted = agent.register(meanwhile=_import_what_optimizers_need)
     _import_what_optimizers_need()  # where there was no time for it: sooner here than by the first optimizer
     chosen = device.choose(kind, _index(admitted.slot, agent.node))

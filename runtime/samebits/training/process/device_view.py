@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import torch
 
-from samebits.service.device_look import DeviceMemory, WatchedDevice
+from samebits.service.health.device_look import DeviceMemory, WatchedDevice
 
 __all__ = ["DeviceView"]
 

@@ -6,7 +6,7 @@ from samebits.core.messages import Node
 from samebits.core.values import Schema, Value
 from samebits.service.agent import Agent
 from samebits.service.buddy import CopyListener
-from samebits.service.life_sign import Whereabouts
+from samebits.service.process_state import Whereabouts
 
 __all__ = ["MemberInfo", "own_info"]
 

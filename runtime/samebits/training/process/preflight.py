@@ -21,7 +21,8 @@ import torch
 from samebits.config import Settings
 from samebits.core.node_check import Figures
 from samebits.errors import PreflightError, StoreError
-from samebits.service import device_health, log
+from samebits.service import log
+from samebits.service.health import device_health
 from samebits.store import durable
 from samebits.training.group.device import choose
 

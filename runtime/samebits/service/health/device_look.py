@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from samebits.config import Look, Settings
 from samebits.core.health import HealthWatch, Limit, Reading
 from samebits.core.messages import Ailment, Sign
-from samebits.service.device_health import AscendTool, NvidiaTool, fault_of
-from samebits.service.kernel_log import OF_DEVICE, KernelLog, bus_of
-from samebits.service.vendor_texts import Told
+from samebits.service.health.device_health import AscendTool, NvidiaTool, fault_of
+from samebits.service.health.kernel_log import OF_DEVICE, KernelLog, bus_of
+from samebits.service.health.vendor_tool import Told
 
 OTHERS_SHARE = 0.1
 """Of a device's memory: who has so much of it besides this process is no driver's context, but another user."""

@@ -18,8 +18,8 @@ from samebits.config import Look, Settings
 from samebits.core.health import HealthWatch, Limit, Reading, said, unfit
 from samebits.core.messages import MAX_AILMENTS, Ailment, Figure, Sign
 from samebits.errors import PreflightError
-from samebits.service import device_look
-from samebits.service.device_look import DeviceLook, DeviceReadings, WatchedDevice
+from samebits.service.health import device_look
+from samebits.service.health.device_look import DeviceLook, DeviceReadings, WatchedDevice
 from samebits.store.checkpoint.memory.available_memory import taken_share
 
 SHARED_MEMORY = Path("/dev/shm")

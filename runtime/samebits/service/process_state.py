@@ -1,9 +1,12 @@
-"""A process's sign of life: a lock that it holds while it lives, and that whoever waits beside it gets when it ends.
+"""Observe the processes of this host from outside: their state, their last activity, and their end.
 
-Holding one and awaiting another's live here; who watches whom is the session's, what a death means the core's. The one
-idea: a process that is killed first frees its memory, 44 ms a GB, and only then closes its connections; but a robust
-mutex (pthread_mutexattr_setrobust(3)) that one of its threads holds is handed on before either. It lies in a file
-without a name (memfd_create(2)) that others on the host open through /proc, so that nothing is left to be removed.
+- :class:`LifeSign`, :class:`DeathWatch`: a robust mutex (pthread_mutexattr_setrobust(3)) that a process holds while it
+  lives. The kernel hands it on before it frees a killed process's memory (44 ms a GB) and closes its connections. It
+  lies in a file without a name (memfd_create(2)) that others open through /proc, so nothing is left to remove.
+- :func:`look`: the state that the kernel gives a process, and when its control thread last ran Python.
+- :class:`Sightings`: which silent workers of this host to report to a scheduler that may be on another one.
+
+What follows from an observation is decided in ``core.hangs``.
 """
 
 from __future__ import annotations
@@ -14,11 +17,14 @@ import mmap
 import os
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from samebits.core.hangs import Doing, Sight
 from samebits.core.values import Int, Value
-from samebits.service import clock
+from samebits.printable import printable
+from samebits.service import clock, status
+from samebits.store.process_identity import ProcessIdentity
 
 _NAME = "samebits-life-sign"
 _SIZE_BYTES = 4096
@@ -171,3 +177,77 @@ def _is_a_sign(entry: Path) -> bool:
 
 def _mutex_in(mapped: mmap.mmap) -> ctypes.Array[ctypes.c_char]:
     return (ctypes.c_char * _MUTEX_BYTES).from_buffer(mapped)
+
+
+MOST_THREADS = 64
+_STATES = {"T": Doing.STOPPED, "t": Doing.TRACED, "D": Doing.DISK}
+
+
+def look(identity: ProcessIdentity) -> Sight | None:
+    """What this process does; None where it is gone, or cannot be seen."""
+    try:
+        stat = Path(f"/proc/{identity.pid}/stat").read_bytes()
+    except OSError:
+        return None
+    state = stat[stat.rindex(b")") + 2 :][:1].decode(errors="replace")
+    sight = Sight(_STATES.get(state, Doing.RUNS), quiet_s(identity.pid))
+    return sight if identity.is_alive() else None  # asked last: it was exactly this process that was seen
+
+
+def threads(pid: int) -> list[str]:
+    """Of a process that cannot be asked, a line a thread: its name, its state, what it waits for in the kernel."""
+    lines = []
+    try:
+        tasks = sorted(Path(f"/proc/{pid}/task").iterdir(), key=lambda task: int(task.name))[:MOST_THREADS]
+    except OSError:
+        return []
+    for task in tasks:
+        try:
+            stat, waits_in = (task / "stat").read_bytes(), _line(task / "wchan")
+        except OSError:  # a thread that ends
+            continue
+        state = stat[stat.rindex(b")") + 2 :][:1].decode(errors="replace")
+        waits = f", waits in {waits_in}" if waits_in not in ("", "0") else ""
+        lines.append(f"thread {task.name} ({_line(task / 'comm')}): state {state}{waits}")
+    return lines
+
+
+def _line(file: Path) -> str:
+    try:
+        text = file.read_text(errors="replace")
+    except OSError:
+        return ""
+    return printable(text[:100].strip())
+
+
+MOST_LOOKS = 64
+"""Processes that are looked at in one turn."""
+LOOKS_A_LEASE = 4
+
+
+class Sightings:
+    """Of one who looks.
+
+    Args:
+        lease_s: NODE_TIMEOUT.
+        see: how a process is looked at.
+    """
+
+    def __init__(self, lease_s: float, see: Callable[[ProcessIdentity], Sight | None] = look) -> None:
+        self._lease_s, self._see = lease_s, see
+        self._due_at = float("-inf")
+
+    def look(self, here: Mapping[str, ProcessIdentity], now: float) -> list[status.ForHistory]:
+        """What is to be told of these processes, by node; called as often as one likes."""
+        if now < self._due_at:
+            return []
+        self._due_at = now + self._lease_s / LOOKS_A_LEASE
+        found: list[status.ForHistory] = []
+        for node, identity in list(here.items())[:MOST_LOOKS]:
+            sight = self._see(identity)
+            if sight is not None and self._is_odd(sight):
+                found.append(status.process_seen(node, identity, sight))
+        return found
+
+    def _is_odd(self, sight: Sight) -> bool:
+        return sight.doing is not Doing.RUNS or (sight.quiet_s is not None and sight.quiet_s >= self._lease_s / 2)

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from samebits.service import vendor_texts
-from samebits.service.vendor_texts import NVIDIA_FIELDS, SLOWED_FIELDS, Told
-from samebits.service.vendor_tool import VendorTool
+from samebits.service.health import vendor_tool
+from samebits.service.health.vendor_tool import NVIDIA_FIELDS, SLOWED_FIELDS, Told, VendorTool
 
 _NO_FAULT = {"OK", "NA", "UNKNOWN", "-"}
 
@@ -60,7 +59,7 @@ class NvidiaTool:
             text = self._tool.ask(f"--query-gpu={','.join(fields)}", *which, "--format=csv,noheader,nounits")
             if text is not None:
                 self._slowed = fields[len(NVIDIA_FIELDS) :]  # the first that this driver knows
-                return vendor_texts.nvidia(text)
+                return vendor_tool.nvidia(text)
         return None
 
 
@@ -75,12 +74,12 @@ class AscendTool:
         text = self._tool.ask("info")
         if text is None:
             return None
-        told = [one for place, one in enumerate(vendor_texts.ascend(text)) if wanted(place)]
+        told = [one for place, one in enumerate(vendor_tool.ascend(text)) if wanted(place)]
         return [replace(one, errors=self._errors(one.number)) for one in told]
 
     def _errors(self, number: str) -> float | None:
         text = self._tool.ask("info", "-t", "ecc", "-i", number)
-        return None if text is None else vendor_texts.ascend_errors(text)
+        return None if text is None else vendor_tool.ascend_errors(text)
 
 
 def _found(told: Told) -> str:
