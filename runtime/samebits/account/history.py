@@ -1,7 +1,7 @@
-"""``history``: what happened to a job and what it cost, read from its events, whether anything runs or not.
+"""A job's events, and what they add up to: time spent, goodput, recoveries.
 
-Here live the sums as plain values, which page, metrics and report show as well, and the lines for people. Never here:
-how an event is made or kept. The one idea: everything shown is a function of the events, so all who look agree.
+Page, metrics, report and commands all show these sums, so they agree. A reader that follows the event log remembers its
+last line, so it repeats nothing when a file is rotated.
 """
 
 from __future__ import annotations

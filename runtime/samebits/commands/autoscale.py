@@ -1,8 +1,6 @@
-"""``autoscale``: looks at the job now and then, decides how many workers it should have, and starts or releases them.
+"""``samebits autoscale``: decide at intervals how many workers the job should have, and start or release them.
 
-Measuring and acting live here; the policy is ``core.autoscale``'s, starting and leaving are ``resizing``'s. The one
-idea: every decision is said with its reason, and with ``--dry-run`` nothing else happens, so that a policy can be
-watched before it is trusted.
+The policy is in ``core.autoscale``. Each decision is printed with its reason; ``--dry-run`` only prints.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""``clean``: gives back what jobs of this folder left: checkpoints in memory, and what was moved aside.
+"""``samebits clean``: free what jobs of this folder left behind: checkpoints in memory and folders moved aside.
 
-Finding, showing and removing live here. The one idea: nothing is removed that was not shown with its path and size, and
-nothing at all while anything of the job lives; what is another user's, another job's or another folder's is not looked
-at.
+Nothing is removed that was not listed with its path and size, and nothing while the job has a process. Files of other
+users, jobs and folders are not looked at.
 """
 
 from __future__ import annotations

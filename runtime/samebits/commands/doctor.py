@@ -1,7 +1,7 @@
-"""``doctor``: what a job needs on this machine, looked at before it is missed.
+"""``samebits doctor``: check what a job needs on this machine.
 
-Each check lives here as one function that returns what it found; nothing is changed, and torch is not imported. The one
-idea: every finding that is wrong ends with the command that fixes it.
+Each check is one function that returns a finding. Nothing is changed and torch is not imported. A finding that is wrong
+ends with the command that fixes it. Of several network interfaces it says whether a faster one is unused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""``drain``: workers leave the job on purpose, at their next commit, wherever they run; and it is waited for.
+"""``samebits drain``: have workers, or all of a host, leave at their next commit, and wait until they have.
 
-Who is meant, and the waiting, live here; asking is the scheduler's, leaving the worker's own. The one idea: a machine
-that is to be switched off costs the job one commit and no step, and the command ends when the machine is free.
+A machine that is about to be switched off costs the job one commit and no step.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""``keep``: runs one process of a job as what its container is for, and starts it again as long as that can help.
+"""``samebits keep``: run one process of a job as a container's own, restarting it as long as that can help.
 
-Starting, waiting, and saying what is done live here; at which level is tried next is ``core.escalation``'s. The one
-idea: the exit status of this command is a word to the engine: one that starting again helps means this container, 92
-the whole job, any other one nothing at all.
+``core.escalation`` decides at which level to try next. The exit status tells the container engine what to do: restart
+this container, recreate the whole job (92), or nothing.
 """
 
 from __future__ import annotations

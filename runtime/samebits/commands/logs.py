@@ -1,8 +1,4 @@
-"""The lines of a job's logs, as they come: for ``samebits logs``, and for whoever follows a job with ``--tee``.
-
-Reading from where the last reading ended lives here, and the subcommand; never what a line means. The one idea: a line
-is given out once it is whole, under the name of the process that wrote it, and what is read at once is bounded.
-"""
+"""``samebits logs``: print the ends of the job's logs, and new lines as they are written."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""``trace``: a job's registering, forming, recoveries and checkpoints as OpenTelemetry spans, sent where OTLP is taken.
+"""``samebits history --otel``: send a job's events as OpenTelemetry spans.
 
-Only the export lives here; what a span is, ``core.spans`` says. The one idea: spans are made of the events and sent by
-a process of their own, with the times of then, so no step waits for them, and a dead job can be traced as a live one.
-The exporter is opentelemetry's own, and so are its settings: OTEL_EXPORTER_OTLP_ENDPOINT and the others.
+Spans are made from the events, with their times, in a process of their own: no step waits for them, and a job that is
+over can be sent as well. Exporter and settings are OpenTelemetry's own (OTEL_EXPORTER_OTLP_ENDPOINT and others).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""``probe``: whether the process that writes PROBE_FILE is alive, or has its place in the job; for Kubernetes and such.
-
-Only the subcommand lives here; the judgement is ``store.probe_note``'s. The one idea: it looks at this machine only.
-"""
+"""``samebits probe``: tell Kubernetes whether the process that writes PROBE_FILE is alive, or ready."""
 
 from __future__ import annotations
 

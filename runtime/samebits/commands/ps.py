@@ -1,7 +1,6 @@
-"""``ps``: the processes of the job on this machine: node, slot, role, pid, and whether each runs.
+"""``samebits ps``: list the job's processes on this machine with node, slot, role, pid and state.
 
-Only the table lives here. The one idea: what counts is this user's own pid files; a slot is what the scheduler says of
-exactly that process, or nothing.
+Processes come from this user's pid files; a slot is shown only if the scheduler gives it to exactly that process.
 """
 
 from __future__ import annotations

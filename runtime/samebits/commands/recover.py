@@ -1,9 +1,7 @@
-"""``recover``: finds what is gone of the job that was started in this folder, starts it, and follows the job.
+"""``samebits recover``: start what is missing of the job that was started in this folder, and follow it.
 
-Asking the scheduler, reading journal and pid files, and ending what is in the way live here; what follows from it is
-``recovering``'s. The one idea: everything a process of the job is started with comes from the kept start, nothing from
-today's environment, but for a secret that was given by value: that is kept nowhere. A start that fails takes nothing
-down that lives.
+Processes are started from the job spec, not from today's environment, except for a secret that was given by value and
+is stored nowhere. A start that fails ends nothing that is alive.
 """
 
 from __future__ import annotations

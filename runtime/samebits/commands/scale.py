@@ -1,8 +1,7 @@
-"""``scale``: workers of this machine that join a running job, or leave it.
+"""``samebits scale``: add workers of this machine to a running job, or remove some.
 
-What it may do, and the change of which nodes this machine has, live here; starting is ``spawning``'s, leaving the
-worker's own. The one idea: the kept start names the nodes that belong here, so that recover.sh brings back whoever
-was added and lets go whoever was removed; it is changed first, whatever becomes of this process then.
+The job spec names the nodes that belong to this machine and is changed first, so ``recover`` starts added workers again
+and leaves removed ones out even if this command is killed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""``stack``: where the job's workers on this machine are, each with its line of the script and all its threads.
+"""``samebits stack``: show each local worker's line of the script, its threads and its last collectives.
 
-Only the table lives here; the question is ``service.stacks``', the collectives are ``store.collective_ring``'s. The one
-idea: a worker is asked directly, so it works while the scheduler is away and while a worker holds the GIL or waits in a
-collective.
+Workers are asked directly, so it works without a scheduler, and while a worker holds the GIL or waits in a collective.
+The collectives can be kept as files for torch's own analyser (``torchfrtrace``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""``status``: how the job stands, asked of its scheduler or, if none runs, read from its journal.
+"""``samebits status``: show a job's state from its scheduler or, if none runs, from its journal.
 
-The output always tells which of the two answered, because a journal knows seats, not processes.
+The output says which of the two answered, because a journal knows seats and not processes.
 """
 
 from __future__ import annotations

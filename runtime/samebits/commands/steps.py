@@ -1,8 +1,7 @@
-"""``steps``: what the step logs say, and the first step at which two of them differ.
+"""``samebits steps``: print the step logs, and the first step at which two of them differ.
 
-Only reading, the tables and the comparison's words live here; nothing is locked or changed, so a job may run meanwhile.
-The one idea: ranks of one world share everything but rank and samples, so their logs are compared in the rest; two logs
-of the same slot, as of two runs, are compared in everything.
+Ranks of one world share everything except rank and samples, so only the rest is compared. Two logs of one slot, from
+two runs, are compared in everything. Nothing is locked, so the job may run meanwhile.
 """
 
 from __future__ import annotations

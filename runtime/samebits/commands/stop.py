@@ -1,7 +1,6 @@
-"""``stop``: ends the job gracefully, as Ctrl-C in a follower does, and waits until nothing of it runs.
+"""``samebits stop``: end the job as Ctrl-C in a follower does, and wait until none of its processes runs.
 
-Only the subcommand lives here; the ending itself is the follower's where processes of the job run on this machine, and
-the scheduler's alone where an engine has started them elsewhere. The one idea: there is one way to end a job.
+A follower ends the processes of this machine; if an engine started them elsewhere, the scheduler alone ends the job.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The same policy for Kubernetes to carry out: an autoscaling/v2 HorizontalPodAutoscaler, or a ScaledObject of KEDA's.
+"""The autoscaling policy as Kubernetes manifests: a HorizontalPodAutoscaler or a KEDA ScaledObject.
 
-Here live the manifests, the rule by which Prometheus' adapter knows the queue, and how they are written. Never here: a
-measurement, or a cluster. The one idea: bounds, targets and times are those of ``samebits autoscale``; what has no
-counterpart there (what a worker gains) is not in them, and is said so by a comment.
+Bounds, targets and times are those of ``samebits autoscale``. What has no counterpart there (what a worker gains) is
+left out, and a comment in the manifest says so.
 """
 
 from __future__ import annotations

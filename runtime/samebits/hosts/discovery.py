@@ -1,9 +1,8 @@
-"""The driver of a job whose hosts come and go: a part of the folder's supervisor, beside its follower.
+"""The driver of a job whose hosts come and go, and the script that it asks for them.
 
-Here live the carrying out (starts, requests to leave, what is kept of both) and what is said of it; which worker runs
-on which host is ``core.placement``'s to decide, asking the script ``discovery_script``'s. The one idea: what is wanted
-stands in the kept start before anything is done about it. Nodes there with a host belong to the job; hosts' nodes that
-are not among them any more are on their way out. So kill -9 of a driver changes nothing, and the next one goes on.
+``core.placement`` decides which worker runs on which host. The job spec is changed before anything is done: nodes with
+a host belong to the job, hosts' nodes that it no longer lists are leaving. So kill -9 of a driver changes nothing, and
+the next one continues. The script runs in a thread, bounded in time and output.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""``ranktable``: Ascend's table of which rank runs on which NPU (RANK_TABLE_FILE, versions 1.0 and 1.2).
+"""``samebits ranktable``: Ascend's table of which rank runs on which NPU (RANK_TABLE_FILE, versions 1.0 and 1.2).
 
-Here live reading, checking, making and joining such tables. Never here: what HCCL does with one. The one idea: a table
-is another program's file, read as its publisher describes it (hiascend.com, HCCL user guide, "ranktable"): what that
-asks for is asked for, what it does not know is left as it is, and nothing is guessed.
-
-Two degrees: *soft* takes what ranks, servers and devices can be told by; *strict* wants all that HCCL wants.
+A table is read as its publisher describes it (hiascend.com, HCCL user guide, "ranktable"). Unknown fields are kept, and
+nothing is guessed. *soft* accepts what identifies ranks, servers and devices; *strict* requires all that HCCL requires.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""``slurm``: which process of a job runs where in a Slurm allocation, for scripts/slurm/samebits.sbatch.
+"""``samebits slurm``: which process of a job runs where in a Slurm allocation (scripts/slurm/samebits.sbatch).
 
-Here live reading a host list as Slurm writes it, the choice of hosts, and what ``samebits run`` knows by itself inside
-``srun``, all pure; starting steps is the script's. The one idea: a worker's number says its host and its device, blocks
-of numbers to a host, so a step that is started again by the same line is the same worker.
+A worker's number gives its host and device, in blocks per host, so a step that is started again by the same line is the
+same worker. Also what ``samebits run`` learns from its environment inside ``srun``.
 """
 
 from __future__ import annotations

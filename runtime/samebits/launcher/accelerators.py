@@ -1,7 +1,6 @@
-"""How many accelerators a job may use on this machine, without importing torch.
+"""Count the accelerators that a job may use on this machine, without importing torch.
 
-Counting device files and reading the variables that hide some of them live here. The one idea: of a list of visible
-devices those count that stand before the first that names none, such as -1 or NoDevFiles, as CUDA takes them.
+As in CUDA, a list of visible devices counts up to the first entry that names none, such as -1 or NoDevFiles.
 """
 
 from __future__ import annotations

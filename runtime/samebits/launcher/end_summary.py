@@ -1,6 +1,6 @@
-"""A follower's last lines: how the job ended, what went first, what it cost, and what to type next.
+"""Print a follower's last lines: how the job ended, its first failure, what it cost, and what to type next.
 
-What finished is shown where everything else was. What did not goes to standard error, with a fix that can be pasted.
+A finished job is reported on standard output, an unfinished one on standard error with a command to paste.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Deaths in words: what is said of processes that ended, and one sentence for all that ended alike.
+"""Describe how processes and the job ended: one sentence for all that ended alike, and the job's exit code.
 
-Only words and their gathering live here; what follows from a death is ``following``'s. The one idea: an error of the
-script is met by all ranks within a moment, so a death waits a moment for others like it.
+All ranks meet an error of the script within a moment, so a death is held back briefly for others like it. A process
+that was killed is replaced; one that its own script ended is not.
 """
 
 from __future__ import annotations

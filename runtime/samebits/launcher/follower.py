@@ -1,9 +1,8 @@
-"""``follow``: stays with a job to its end, shows how it stands, and ends all of it on Ctrl-C.
+"""Follow a job to its end: show its progress, restart what died, and end everything on Ctrl-C.
 
-The descriptors and the loop live here; what is made of events is ``following``'s. The one idea: one ``poll`` on
-everything that can happen (the scheduler's push, a process's end, a signal, a deadline); only a log has to be looked
-at on a timer, where a training that never commits gives no other sign. kill -9 or a hang-up of this process changes
-nothing for the job.
+One ``poll`` waits for the scheduler's snapshots, processes' ends, signals and deadlines; decisions are made in
+``following``. Only logs are read on a timer, since a training that never commits gives no other sign. The job goes on
+unchanged if this process is killed or hung up.
 """
 
 from __future__ import annotations

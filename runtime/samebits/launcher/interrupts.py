@@ -1,7 +1,7 @@
-"""Ctrl-C on a terminal asks before it ends a job: the question, its answers, and reading one key.
+"""SIGINT, SIGTERM and other requests to stop a follower, and the question that a terminal's Ctrl-C asks first.
 
-What an answer means is decided by the clock that the caller holds; the terminal is set for single keys only while the
-question stands. The one idea: a slip of the hand must not end a job of days, and a second Ctrl-C must.
+A signal that arrives before anything polls is kept and wakes the next poll. One Ctrl-C on a terminal asks before it
+ends a job of days; a second one ends it. The terminal reads single keys only while the question is shown.
 """
 
 from __future__ import annotations

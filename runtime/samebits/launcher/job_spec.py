@@ -1,8 +1,7 @@
-"""How a job was started, kept beside its logs, so that it can be brought back with nothing but a folder to stand in.
+"""How a job was started (``start.json`` beside its logs), so that it can be recovered from its folder alone.
 
-The file, its reading and where it is looked for live here, and which of the job's nodes this machine has; what is
-started from it is the scripts' business. The one idea: the file holds the folder, the command and those variables that
-a restart needs, as found; no secret, and nothing that only one of the processes was told.
+The file holds the folder, the command and the variables that a restart needs, as they were: no secret, and nothing that
+only one process was told. It also says which of the job's nodes belong to this machine.
 """
 
 from __future__ import annotations

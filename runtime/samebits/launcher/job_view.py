@@ -1,7 +1,6 @@
-"""What is known about a job at one moment, typed: read from the snapshot of a scheduler or of a journal.
+"""A job's state at one moment, read from a scheduler's snapshot or from a journal.
 
-Only values and their reading live here; nothing is asked, decided or shown. The one idea: whatever watches a job sees
-this one shape, whether the scheduler answered or the journal had to.
+Everything that watches a job works on this one type, whether a scheduler answered or only the journal was left.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""What a process's log says of its end: an error, or nothing.
+"""Read a process's log: its new lines, and the error that ended the process.
 
-Reading the end of a log lives here; how an error looks in it is ``samebits.tracebacks``'. The one idea: the last line
-of a log is no cause. Only a traceback, a sentence of ours, or a line that speaks of an error is, and only where this
-very process wrote it: what was in the log when the process was found belongs to an earlier one.
+A last line alone is no cause. A cause is a traceback, a sentence of ours or a line that names an error, written by this
+very process: what was in the log when the process was found belongs to an earlier one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The page beside a job: started with it where DASHBOARD_PORT says so, and let alone from then on.
+"""Start the page beside a job if DASHBOARD_PORT is set.
 
-Only the start lives here; the page is the room ``dashboard``'s, which nothing of a job imports. The one idea: the page
-is no part of the job, so a page that cannot start is a sentence, and the job goes on without it.
+The page is no part of the job: if it cannot start, one sentence says so and the job goes on.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""The processes of a job on this machine: their pid files, how one ended, and the only place that sends a signal.
+"""The job's processes on this machine: their pid files, how they ended, and the only place that sends signals.
 
-What is ended, and when, is decided elsewhere. The one idea: a process is its pid and its start time, and only this
-user's own pid files say which ones are the job's: what a scheduler or a worker tells of a process anybody may have made
-up. A signal goes through a descriptor of exactly that process, opened before the start time is compared, so it can
-never hit a stranger.
+A process is a pid and a start time, and only this user's own pid files name the job's processes; what a scheduler or a
+worker says about a process may be made up. A signal goes through a descriptor that is opened before the start time is
+compared, so it cannot reach another process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The progress of a job for people: one line that is drawn over on a terminal, plain lines on change elsewhere.
+"""Show a job's progress: one line redrawn on a terminal, plain lines on change elsewhere, or JSON.
 
-How it looks and how often it is said live here, and how the loss is read from a log; never what happened. The one idea:
-an event is a line that stays, progress is a line that goes.
+An event prints a line that stays. Progress comes from the scheduler's view and the script's own reports, or from the
+loss in rank 0's log if the script reports nothing.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""Which processes of a job must be started again, which ended first, which left alone: decisions on what was found.
+"""Decide which processes of a job to start again, which to end first and which to leave alone.
 
-Looking and ending are ``samebits.commands.recover``'s, starting is the script's. The one idea: the scheduler, or its
-journal, knows which process holds a seat; pid files know which process was started last. Where the two differ, the one
-that was started last is a replacement that waits for its seat, and is left to wait. Only a process that a pid file
-names is ever ended: a scheduler knows of processes what those who registered said.
+The scheduler or its journal knows which process holds a seat; pid files know which was started last. If they differ,
+the last one is a replacement that waits for its seat, and is left alone. Only processes that a pid file names are ever
+ended. If the journal is lost as well, the ranks' checkpoints are searched for a point to begin a new one from.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The line to a scheduler: it pushes the job's snapshots, and takes a request to stop.
+"""The connection to a scheduler: it pushes the job's snapshots and takes requests to stop.
 
-The connection and the little thread that keeps it live here; never what is made of a snapshot. The one idea: the thread
-turns what arrives into one readable descriptor, so that whoever follows a job sleeps on that together with everything
-else he watches.
+A small thread turns what arrives into one readable descriptor, so that a follower can wait for it along with all else.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Starting processes of a job on this machine: one script at a time, and nobody runs of whom no pid file tells.
+"""Start processes of a job on this machine or, with the user's command, on another host.
 
-Which processes, and with what environment, is decided elsewhere. The one idea: whatever a start may lack (room on the
-disk, a right, a file of this user's own) is asked for before the first process exists, so that a start that fails has
-changed nothing. Each process gets a session of its own, so that no terminal's Ctrl-C or hang-up reaches it; its output
-is appended to LOG_DIR/NAME.log, and LOG_DIR/NAME.pid says which process it is.
+Everything that a start may lack (disk space, permissions, pid files) is obtained before the first process exists, so a
+failed start changes nothing. Each process gets a session of its own, which no terminal's Ctrl-C or hang-up reaches; its
+output goes to LOG_DIR/NAME.log and its identity to LOG_DIR/NAME.pid.
+
+For another host no shell on this side reads the user's command: it is split into words once, placeholders are filled
+inside a word, and the line for the remote shell is quoted, so no host name or argument can become a command.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Where the workers of this machine are when the job does not come on: looked at by itself, kept in a file, and said.
+"""Find out where this machine's workers are when the job makes no progress, or when they do not join it.
 
-Here live whom a follower looks at and when, the files, and whose process is ended because it will not end by itself.
-Never here: who holds the others up, which the scheduler says. The one idea: whoever follows the job sits on the host of
-its processes, so what no message can tell (stopped, Python's lock held, a wait in the kernel) is read from the kernel
-there, and no port is needed for it.
+A follower runs on the host of its processes. It reads from the kernel what no message can tell (a stopped process, a
+held GIL, a wait in the kernel), keeps the stacks in a file, and ends a process that cannot end by itself.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The supervisor: starts again what died of a job on this machine, without a person.
+"""The supervisor: restart dead processes of a job on this machine.
 
-Holding the folder, and the starts themselves, live here; whether and when is ``core.restarts``'. The one idea: one
-supervisor holds a folder's job at a time, by a lock that dies with it, and all it knows it can read there (the kept
-start, pid files, the token): so whoever comes after it goes on in its place, and a worker that is started for another
-one is a node of its own, which waits for nobody.
+One supervisor at a time holds a folder's job, by a lock that dies with it. All it knows is in the folder (job spec, pid
+files, token), so the next one continues from there. A replacement is a node of its own and waits for no cool-down. A
+zygote that has imported torch already forks workers; if anything differs from what it was started with, they are
+started plainly.
 """
 
 from __future__ import annotations

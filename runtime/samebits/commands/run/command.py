@@ -1,8 +1,7 @@
-"""``run``: starts a job on this machine, or this host's share of one, and follows it to its end.
+"""``samebits run``: start a job on this machine, or this host's share of one, and follow it to its end.
 
-Only the order of things lives here: what is asked for is ``run_options``', what a start needs is ``prepare``'s,
-starting is ``spawning``'s, the rest is the follower's. The one idea: nothing runs before everything is checked, and
-from the first process on whoever asks to stop is heard, so that nothing that is started can be forgotten.
+Nothing runs before everything is checked, and requests to stop are heard from the first process on, so that nothing
+that was started can be forgotten.
 """
 
 from __future__ import annotations

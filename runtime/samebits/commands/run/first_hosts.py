@@ -1,8 +1,6 @@
-"""How a job whose hosts are discovered begins: which hosts there are at its start, or that it runs already.
+"""Begin a job whose hosts are discovered: wait for enough hosts, or follow the job that runs already.
 
-Here live the first answer of the script, made into a number of workers and where each is, and the look for a job that
-another driver has left behind. Never here: what happens afterwards, which is ``discovery``'s. The one idea: a job
-begins with the hosts that are there, as soon as they are enough; whoever comes later joins at a commit.
+A job begins with the hosts that are there as soon as they suffice. Later hosts join at a commit.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""The words of ``samebits run``: torchrun's options where they exist, and what they say of the environment.
+"""The options of ``samebits run``: torchrun's where they exist, and ours.
 
-The defaults of a start and the nodes that fall to one host live here, the parser in ``run_parser``; nothing is looked
-at or started. The one idea: an option is a way of writing an environment variable. What the options say wins over
-today's environment, which wins over torchrun's PET_* variables, which win over the defaults, and every process is given
-the outcome.
+An option is a way to set an environment variable. Options win over the environment, which wins over torchrun's PET_*
+variables, which win over the defaults; every process gets the outcome.
 """
 
 from __future__ import annotations

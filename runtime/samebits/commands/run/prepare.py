@@ -1,8 +1,7 @@
-"""What ``run`` asks before it starts anything: may it, and what must be out of the way.
+"""Check whether a job may start here, and move aside what is in the way.
 
-Looking at this machine and moving folders aside live here; what follows from what was found is ``starting``'s. The one
-idea: everything is checked before anything is changed, under the lock of the recovery path, and the start is kept
-before the first process exists.
+Everything is checked before anything is changed, under the lock of the recovery path. The job spec is stored before the
+first process exists.
 """
 
 from __future__ import annotations
