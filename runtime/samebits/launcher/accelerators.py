@@ -13,7 +13,7 @@ _NAMES_A_DEVICE = re.compile(r"\s*([0-9]|GPU-|MIG-)")
 
 
 def device_files(folder: Path = Path("/dev")) -> int:
-    """How many NVIDIA devices this machine has; where it has none, how many of Ascend."""
+    """Return the number of NVIDIA devices of this machine, or of Ascend devices if it has none of those."""
     for kind in ("nvidia", "davinci"):
         count = sum(re.fullmatch(rf"{kind}[0-9]+", entry.name) is not None for entry in folder.glob(f"{kind}*"))
         if count:

@@ -57,7 +57,7 @@ def _say_unfinished(verdict: Verdict, following: Following, settings: Settings, 
 
 
 def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:
-    """What to type next; empty where the cause says it, or there is nothing to go on from."""
+    """Return what to type next; empty if the cause names it or there is nothing to recover."""
     view = following.view
     has_begun = view is not None and view.generation > 0
     kept = job_spec.read(settings.log_dir)

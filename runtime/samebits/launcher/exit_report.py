@@ -26,7 +26,7 @@ from samebits.launcher.processes import Death
 from samebits.launcher.supervising import GivenUp
 from samebits.tracebacks import Failure
 
-GATHER_S = 0.3  # from one kill to the next of those that are said together
+GATHER_S = 0.3  # between two kills that are reported together
 GATHER_OWN_S = 1.5  # the same of processes that their own program ended, which each takes its time for
 GATHER_AT_MOST_S = 3.0
 NAMED = 12
@@ -65,7 +65,7 @@ class End:
 
     @property
     def is_own(self) -> bool:
-        """Whether its own program ended it, and nobody knows of a reason to start it again as it is."""
+        """Return whether its own program ended it and restarting it unchanged has no known use."""
         if self.is_failure:
             return True
         return self.death.status is not None and (self.death.status != 0 or not self.has_joined)
@@ -107,7 +107,7 @@ class End:
 
 
 def has_no_slot(end: End, view: JobView | None) -> bool:
-    """Return whether the job goes on, or has ended, without this process: how it ends then is no verdict on the job.
+    """Return whether the job continues, or ended, without this process, so that its exit says nothing about the job.
 
     It was a spare, another process has its slot by now, or the world became smaller without it.
     """
@@ -116,7 +116,7 @@ def has_no_slot(end: End, view: JobView | None) -> bool:
 
 
 def sentence(alike: Sequence[End]) -> str:
-    """Of one, with its pid; of several that ended in the same words, by their names."""
+    """Name one process with its pid, or several that ended alike by their names."""
     first = alike[0]
     if len(alike) == 1:
         return str(first)
@@ -140,7 +140,7 @@ def what_others_do(count: int, view: JobView | None, *, waiting: str, shrinking:
 
 
 def advice(alike: Sequence[End], recover: str) -> str:
-    """What the user can do; nothing where the process has said it, or came to its end as its program meant to."""
+    """Return what the user can do; empty if the process said it itself or ended as its program meant to."""
     end = alike[0]
     if end.is_stranger:
         return f". Fix: add {MISSING_LINES}"
@@ -193,13 +193,13 @@ class Deaths:
         self._unsaid.append(end)
 
     def hold(self, now: float, for_s: float = GATHER_S) -> None:
-        """Something else is to be said with what comes within a moment."""
+        """Add a death, to be reported with others that follow within a moment."""
         if not self._is_held:
             self._first_at = self._due_at = now
         self._due_at, self._is_held = min(max(self._due_at, now + for_s), self._first_at + GATHER_AT_MOST_S), True
 
     def due_at(self) -> float | None:
-        """When they are to be said; none where there are none."""
+        """Return when to report them, or None if there are none."""
         return self._due_at if self._is_held else None
 
     def take(self) -> list[list[End]]:
@@ -238,7 +238,7 @@ KINDS = {code: kind for kind, code in EXIT_CODES.items()}
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """How the job ended; ``kind`` is None where it finished."""
+    """How the job ended; ``kind`` is None if it finished."""
 
     kind: EndKind | None
     cause: str

@@ -60,7 +60,7 @@ from samebits.tracebacks import Failure
 
 
 class HeldFolder:
-    """The folder that ``path`` names now; where there is none, the first that it will name."""
+    """The folder that ``path`` names now or, if there is none, the first that it will name."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -68,7 +68,7 @@ class HeldFolder:
         self.is_there()
 
     def is_there(self) -> bool:
-        """Whether the path still names it; True where that cannot be told."""
+        """Return whether the path still names this folder; True if that is unknown."""
         try:
             if self._descriptor is None:
                 with contextlib.suppress(FileNotFoundError):
@@ -89,7 +89,7 @@ class HeldFolder:
 
 REPORTS_A_LEASE = 4
 NAMED = 6
-MOST_UNDELIVERED = 256  # decisions that wait for a scheduler; older ones are in nobody's history
+MOST_UNDELIVERED = 256  # decisions that wait for a scheduler; older ones are dropped
 
 LEFT = Verdict(None, "left running", 0)
 
@@ -184,7 +184,7 @@ class Follower:
         self._undelivered: deque[status.ForHistory] = deque(maxlen=MOST_UNDELIVERED)
         self._look_at = 0.0  # when to see whether the folder has no supervisor
         self._report_restarts_at = 0.0  # when to tell the scheduler again that replacements are starting
-        self._start_failed = False  # and that has been said
+        self._start_failed = False  # and that was reported
         self._silence = Silence()
         self._memory_kills = MemoryKills()
         self._causes = cause_file.table_of(settings)
@@ -203,7 +203,9 @@ class Follower:
         self._missing: list[tuple[str, ProcessIdentity]] = []  # gone before they could be watched
         self._scheduler_death = Death()
         self._scheduler_judged = False
-        self._is_ours: bool | None = None  # whether the last to answer is this job's scheduler; None: nobody has yet
+        self._is_ours: bool | None = (
+            None  # whether the last answer came from this job's scheduler; None before any answer
+        )
         self._address = self._told_address = (
             ""  # where SCHED_HOST names several: the present, and the last that was told
         )
@@ -224,7 +226,7 @@ class Follower:
         )
 
     def run(self, *, stop_by: str | None = None) -> Result:
-        """Follow to the end; everything is said, and whatever had to be ended has ended.
+        """Follow to the end. On return everything was reported, and every process that had to end has ended.
 
         ``stop_by`` asks for that end at once.
 
@@ -322,7 +324,7 @@ class Follower:
             self._following.heard(view, time.monotonic())
 
     def _is_of_this_job(self, view: JobView) -> bool:
-        """What a scheduler says is in its journal before; one that another job's scheduler keeps has another id."""
+        """A scheduler writes its journal before it answers, and another job's journal has another id."""
         stored = self._stored_view()
         return stored is None or stored.job == view.job
 
@@ -336,11 +338,11 @@ class Follower:
             return None
 
     def _look_for_processes(self) -> None:
-        """Take in what was started since the last look, by whomever."""
+        """Find the processes that were started since the last look."""
         settings = self._settings
         self._names = process_names(job_spec.nodes_of(settings.log_dir, settings))  # some are added or removed
         started = read_pid_files(settings.log_dir, self._names)
-        if not self._folder.is_there():  # whoever is named there belongs to another job
+        if not self._folder.is_there():  # the processes named there belong to another job
             self._leave_the_folder()
             return
         for name, identity in started.items():
@@ -431,7 +433,7 @@ class Follower:
         return stored is not None and stored.training_finished
 
     def _judge_scheduler(self) -> None:
-        """Once nobody serves any more: what the journal says of it."""
+        """Read how the job stands from its journal, once no scheduler answers."""
         following = self._following
         if self._scheduler_judged or following.is_linked or following.scheduler_runs():
             return
@@ -476,7 +478,7 @@ class Follower:
         supervisor, following, now = self._supervisor, self._following, time.monotonic()
         if supervisor is None:
             return
-        if self._look_at <= now:  # the backstop: whatever nobody has told of
+        if self._look_at <= now:  # a backstop for changes without an event
             self._look_at = now + LOOK_S
             if not supervisor.holds and supervisor.try_to_hold():
                 self._missing += [(name, one) for name, one in self._known.items() if not one.is_alive()]
@@ -547,14 +549,14 @@ class Follower:
             self._look_for_processes()
 
     def _deliver(self) -> None:
-        """What the scheduler is to keep, once there is one that this follower is sure of."""
+        """Send decisions for the history, once this job's scheduler is known to answer."""
         while self._undelivered and self._is_ours and self._following.is_linked:
             self._link.tell(self._undelivered.popleft())
 
     # ---- what follows from it
 
     def _tell_of_missing(self) -> None:
-        """Once it is known how the job stands: in one that is over nobody is missed."""
+        """Report processes that were gone when found, unless the job is over."""
         following = self._following
         if following.view is None or following.is_closing:
             return
@@ -590,7 +592,7 @@ class Follower:
             self._showing.show_notices(following.view)
 
     def _look_at_workers(self, now: float) -> None:
-        """What is odd of them is told while the scheduler answers: later it is another scheduler's question."""
+        """Report the state of silent local workers while their scheduler answers."""
         if self._is_ours and self._following.is_linked and not self._following.is_closing:
             for seen in self._sightings.look(self._workers_here(), now):
                 self._link.tell(seen)
@@ -600,7 +602,7 @@ class Follower:
         return {node: identity for name, identity in self._watched.values() if (node := node_of(name)) is not None}
 
     def _look_at_stalls(self, now: float) -> None:
-        """Where the job does not come on: what this machine's processes are in, and the end of who cannot end."""
+        """Look at local processes if the job is stuck, and kill those that cannot exit."""
         following = self._following
         self._stalls.look(following.view if following.is_linked else None, self._workers_here(), now)
         found = self._stalls.take(now, may_end=following.supervised and following.is_linked)
@@ -611,7 +613,7 @@ class Follower:
 
 
 def _observation(death: Death, cause: Failure | str) -> Observation:
-    """What is known of a death by its status and its log."""
+    """Return what status and log say about a death."""
     if isinstance(cause, Failure):
         return Observation(death.status, death.signal, cause.error, is_failure=True)
     is_out_of_memory = cause.startswith(OUT_OF_MEMORY)
@@ -619,5 +621,5 @@ def _observation(death: Death, cause: Failure | str) -> Observation:
 
 
 def _clock_time(at: float) -> str:
-    """What a clock on the wall shows at this moment of the monotonic clock."""
+    """Return the wall-clock time at a moment of the monotonic clock."""
     return time.strftime("%H:%M:%S", time.localtime(time.time() + at - time.monotonic()))

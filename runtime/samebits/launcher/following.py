@@ -32,7 +32,7 @@ from samebits.tracebacks import Failure
 
 
 def changes(before: JobView | None, now: JobView, ages: Mapping[str, float] | None = None) -> list[str]:
-    """One sentence for each change of who holds the slots; none where the job has not begun, or names nobody.
+    """Return a sentence for each change of a slot's holder; none before the job begins.
 
     ``ages`` says how many seconds ago the process of a node was seen to be gone.
     """
@@ -84,7 +84,7 @@ def _size(view: JobView) -> str:
     return f"{view.world_size} worker{'s' if view.world_size != 1 else ''}"
 
 
-LEAVE_SHARE = 0.6  # of SHUTDOWN_TIMEOUT: what a worker that was told to end may take before SIGTERM
+LEAVE_SHARE = 0.6  # share of SHUTDOWN_TIMEOUT that a worker has to leave by itself before SIGTERM
 LEAVE_AFTER_FINISH_S = 30.0  # its program may still have something to write
 AFTER_SCHEDULER_S = 1.0  # it waits for all it knows, so a stranger that runs on was never told
 FAILED_LEAVE_S, FAILED_KILL_S = 5.5, 8.5  # ENABLE_RECOVERY=0: all is over within 10 s of the first death
@@ -110,7 +110,7 @@ class _Local:
 
 @dataclass(slots=True)
 class Orders:
-    """What the caller carries out, in this order."""
+    """What the caller is to carry out, in this order."""
 
     lines: list[str] = field(default_factory=list)
     stop_by: str | None = None
@@ -148,8 +148,8 @@ class Following:
         self.is_linked = False
         self.is_closing = False
         self.result: Result | None = None
-        self.supervised = False  # whoever dies is started again
-        self.restarting = False  # and somebody is to be who is not yet
+        self.supervised = False  # dead processes are restarted
+        self.restarting = False  # and a restart is pending
         self._recovery = recovery
         self._patience_s = 2 * node_timeout_s + 1
         self._recover = recover
@@ -163,12 +163,12 @@ class Following:
         self._deaths = Deaths()
         self._scheduler_why = ""  # its death, as long as it is not said
         self._failed_with = ""  # how the scheduler ended that was started last and never served
-        self._fails_alike = False  # and the one before it had ended in the same way, so that nothing is said again
+        self._fails_alike = False  # and its predecessor ended alike, so nothing is reported again
         self._local: dict[str, _Local] = {}
-        self._replaced: list[_Local] = []  # whose ends may be told after that of whoever was started in their place
-        self._again: list[tuple[str, _Local]] = []  # names that were started again, with whom they named before
+        self._replaced: list[_Local] = []  # whose ends may be reported after those of their replacements
+        self._again: list[tuple[str, _Local]] = []  # names that were restarted, with the process they named before
         self._died_at: dict[str, float] = {}  # node → when its process was seen to be gone
-        self._is_trained = False  # training is finished, for all that was told of deaths
+        self._is_trained = False  # training is finished, as far as deaths tell
         self._was_linked = False
         self._scheduler_gone = False
         self._first_death = self._first_cause = ""
@@ -178,7 +178,7 @@ class Following:
         self._has_signalled = False
         self._starts_again = restarts  # at the end: a supervisor has let go by then
         self._targets: list[_Local] = []
-        self._nobody_tells_at: float | None = None  # the scheduler is gone: whom it knew not, it told not
+        self._nobody_tells_at: float | None = None  # the scheduler is gone: workers it had never seen were not notified
         self._term_at: float | None = None
         self._kill_at: float | None = None
         self._deserted_at: float | None = None  # when the last worker was gone
@@ -232,7 +232,7 @@ class Following:
         self._local.pop(name, None)
 
     def give_up(self, verdict: Verdict, now: float) -> None:
-        """The job is to end, for whoever starts its processes starts none any more."""
+        """End the job, because its processes are no longer restarted."""
         self._is_judged_here, self._orders.stop_by = True, verdict.cause
         self._close(verdict, now, self._leave_s)
 
@@ -261,7 +261,7 @@ class Following:
     def heard(self, view: JobView, now: float) -> None:
         """The scheduler has told how the job stands."""
         if not view.nodes and self.view is not None and self.view.job == view.job:
-            # Of a large job only the first snapshot names them.
+            # Only a large job's first snapshot names them.
             view = replace(view, workers=self.view.workers, spares=self.view.spares, retired=self.view.retired)
         ages = {node: now - at for node, at in self._died_at.items()}
         changed = [] if self.is_closing else changes(self.view, view, ages)
@@ -316,7 +316,7 @@ class Following:
             self._term_at = now
 
     def passed(self, now: float) -> Orders:
-        """Everything that was seen is told: what is to be done now."""
+        """Return what to do now, after all events were reported."""
         if self._workers_run():
             self._deserted_at = None
         elif self._deserted_at is None:
@@ -395,7 +395,7 @@ class Following:
         self._scheduler_why = ""
 
     def _say_again(self, now: float) -> None:
-        """Who was started again, once it is told what became of those before."""
+        """Report restarted processes, after the ends of their predecessors."""
         due = [] if self.is_closing else [(name, before) for name, before in self._again if not before.runs]
         if due:
             self._say_deaths(now)
@@ -406,7 +406,7 @@ class Following:
                 self._say(f"{self._title(name)} was started again (pid {self._local[name].identity.pid})")
 
     def _what_follows(self, alike: list[End], now: float) -> str:
-        """What the others do meanwhile, and what the user can do; nothing where the job ends, or that was done."""
+        """Return what the others do meanwhile and what the user can do; empty if the job ends."""
         if self.is_closing or not self._workers_run() or all(self._is_started_again(end) for end in alike):
             return ""
         meanwhile = ""
@@ -447,7 +447,7 @@ class Following:
         elif status == 0 and not self._recovery:
             self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)
         elif status != 0 and not self._was_linked and not self._restarts:
-            # It never served: what was started together with it has nobody to wait for.
+            # The scheduler never served, so the workers started with it wait in vain.
             self._close(Verdict(EndKind.FAILED, f"the scheduler could not start: {last_line}", status), now, 0.0)
 
     def _judge_by_processes(self, now: float) -> None:
@@ -463,7 +463,7 @@ class Following:
             self._orders.stop_by = verdict.cause
             self._close(verdict, now, self._leave_s)
         elif self._scheduler_gone and self._has_trained_here(ends):
-            self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)  # on another host, whose journal says so
+            self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)  # on another host, which has the journal
         elif self._scheduler_gone:
             gone = "every process of the job is gone"
             self._close(Verdict.unfinished(EndKind.INTERRUPTED, self._first_death or gone), now, 0.0)
@@ -477,7 +477,7 @@ class Following:
         return self.view is not None and self.view.training_finished and all(end.death.status == 0 for end in ends)
 
     def _deserted_by(self) -> float | None:
-        """When a job that nobody has joined is given up: its scheduler would wait for strangers."""
+        """Return when to give up a job without any worker, whose scheduler would wait forever."""
         if self._deserted_at is None or self.view is None or self.view.workers or self.is_closing or self.restarting:
             return None
         return self._deserted_at + self._patience_s
@@ -485,7 +485,7 @@ class Following:
     # ---- closing
 
     def _close(self, verdict: Verdict | None, now: float, leave_s: float) -> None:
-        """The job is over, or is to be: whoever is left has ``leave_s`` to go by himself."""
+        """The job is over or ending: remaining processes have ``leave_s`` to exit by themselves."""
         self._verdict = self._verdict or verdict
         if self.is_closing:
             return
@@ -542,7 +542,7 @@ class Following:
     # ---- small things
 
     def first_death(self, cause: str) -> str:
-        """The first process that was seen to die, and of what; empty where none was, or ``cause`` says it already."""
+        """Return the first observed death and its cause; empty if there is none or ``cause`` names it."""
         is_told = self._first_death in cause or (self._first_cause and self._first_cause in cause)
         return "" if is_told else self._first_death
 

@@ -76,7 +76,7 @@ class Answer(Enum):
 
 
 class Question:
-    """Whether the job is to end; ``now`` is in monotonic seconds. ``may_leave``: whether it can go on without us."""
+    """Decide what Ctrl-C does. ``now`` is in monotonic seconds; ``may_leave``: the job can run on without us."""
 
     def __init__(self, *, may_leave: bool = True) -> None:
         self._may_leave = may_leave
@@ -91,14 +91,14 @@ class Question:
         return Answer.ASKED
 
     def pressed(self, keys: bytes) -> Answer | None:
-        """Keys; None where nothing was asked, or none was pressed."""
+        """Return the pressed keys, or None if there are none."""
         if self._until is None or not keys:
             return None
         self._until = None
         return Answer.LEAVE if self._may_leave and keys[:1] in (b"d", b"D") else Answer.GO_ON
 
     def passed(self, now: float) -> Answer | None:
-        """The time is over, and nobody meant it."""
+        """Withdraw the question after its time."""
         if self._until is None or now < self._until:
             return None
         self._until = None
@@ -145,7 +145,7 @@ class Keys:
             self._before = None
 
     def read(self) -> bytes:
-        """What was pressed, up to a few keys."""
+        """Return the keys that were pressed, a few at most."""
         try:
             return os.read(self.fileno(), 16)
         except OSError:
@@ -158,7 +158,7 @@ class Asking:
     Args:
         poll: what it waits with.
         say: shows a line.
-        may_leave: whether the job can go on without this process.
+        may_leave: whether the job can run on without this process.
     """
 
     def __init__(self, poll: select.poll, say: Callable[[str], object], *, may_leave: bool = True) -> None:

@@ -37,7 +37,7 @@ class ScriptVersion:
 
 
 def version_of(script: Path) -> ScriptVersion | None:
-    """What is in the file now; None where it cannot be read, as whoever runs it will say."""
+    """Return the file's present version, or None if it cannot be read."""
     try:
         content = read_named_file(script, _MAX_BYTES - 1)
         return ScriptVersion(hashlib.sha256(content).hexdigest(), script.stat().st_mtime)
@@ -46,12 +46,12 @@ def version_of(script: Path) -> ScriptVersion | None:
 
 
 def change(script: str, before: ScriptVersion | None, now: ScriptVersion | None, *, others_run: bool) -> str:
-    """What to say of a script that is another one now; empty where it is not, or where that is not known.
+    """Describe how a script changed since the job's start; empty if it did not, or if that is unknown.
 
     Args:
         script: its name.
         before, now: at the job's start, and today.
-        others_run: workers run that were not started anew.
+        others_run: workers run that were not restarted.
     """
     if before is None or now is None or before.digest == now.digest:
         return ""
@@ -86,19 +86,19 @@ class JobSpec:
     args: tuple[str, ...]
     environment: Mapping[str, str]
     needs_secret: bool = False
-    """The job has a secret that was given by value: it is not here, and whoever restarts a process must know it."""
+    """The job has a secret that was given by value. It is not stored, so a restart must supply it."""
     nodes: tuple[str, ...] | None = None
     """The nodes of this machine, once workers were added or removed, or where other hosts have some; else all."""
     script_version: ScriptVersion | None = None
-    """The script as it was; None where it could not be read."""
+    """The script's version at the start; None if it could not be read."""
     way: Way = Way.SCRIPT
     """How a worker's command is made of ``script``."""
     has_scheduler: bool = True
     """Whether the scheduler belongs to this machine."""
     hosts: Mapping[str, str] = field(default_factory=dict)
-    """Of discovered hosts, which each node was started on; those that ``nodes`` has no more are on their way out."""
+    """The discovered host of each node. Nodes that are no longer in ``nodes`` are leaving."""
     size: int | None = None
-    """How many workers somebody wants, where hosts are discovered; None: as many as there is room for."""
+    """The wanted number of workers if hosts are discovered; None: as many as fit."""
     drained: tuple[str, ...] = ()
     """Discovered hosts that are not to be used."""
     job: str = ""
@@ -117,7 +117,7 @@ class JobSpec:
         return replace(config.in_folder(self.folder, settings), role=Role.SCHEDULER)
 
     def command(self, *, fresh: bool = False) -> str:
-        """Return the whole command that starts this job again; with ``fresh`` it begins anew."""
+        """Return the whole command that starts this job again, with ``fresh`` from step 0."""
         module = ("-m",) if self.way is Way.MODULE else ("--no-python",) if self.way is Way.PROGRAM else ()
         return spelled_run(self.words or (*module, self.script, *self.args), fresh=fresh)
 
@@ -202,7 +202,7 @@ def keep(log_dir: Path, start: JobSpec, *, has_pointer: bool = True) -> str:
 
 
 def read(log_dir: Path) -> JobSpec | None:
-    """The start kept in this folder; none where there is none.
+    """Return the job spec of this folder, or None.
 
     Raises:
         StoreError: the file is not what ``keep`` writes, or others may have written it.
@@ -353,7 +353,7 @@ def is_at_home(log_dir: Path, kept: JobSpec, *, is_pointed_at: bool = False) -> 
 
 
 def is_copied(kept: JobSpec) -> bool:
-    """Of a start that is not at home: whether its job still lies where it was started."""
+    """Return whether the job of a spec that was moved or copied still lies in its original folder."""
     with durable.disk_errors(kept.folder, "looking for the folder the job was started in"):
         try:
             homes = (kept.settings().log_dir / START_FILE, kept.folder / USUAL_LOG_DIR / POINTER_FILE)
@@ -428,10 +428,10 @@ def _not_at_home(kept: JobSpec) -> str:
 
 
 def require_moved(kept: JobSpec) -> None:
-    """Whether a start that is not at home may go on where it lies.
+    """Raise unless a moved job may continue in its new folder.
 
     Raises:
-        UsageError: it still lies where it was started.
+        UsageError: it still lies in its original folder.
     """
     if is_copied(kept):
         raise UsageError(_not_at_home(kept))
@@ -440,7 +440,7 @@ def require_moved(kept: JobSpec) -> None:
 def settings_here(*, only_looks: bool = False) -> Settings:
     """The settings of the job that a tool called in the current folder means: today's environment over the kept one.
 
-    ``only_looks``: at what lies in this folder, also where it is a copy.
+    ``only_looks``: read what lies in this folder, even if it is a copy.
 
     Raises:
         SettingsError: something in them is wrong.
@@ -474,7 +474,7 @@ def settings_here(*, only_looks: bool = False) -> Settings:
 
 
 def program_of(kept: JobSpec, present: Mapping[str, str], secrets: Mapping[str, str]) -> Program:
-    """What the job's processes run: of today's environment, ``present``, what the job was started with is replaced.
+    """Return what the job's processes run: the environment of its start over today's (``present``).
 
     ``secrets`` are those of today's that give the job's secret again; any other is taken out.
     """

@@ -16,7 +16,7 @@ from samebits.store.process_identity import ProcessIdentity
 
 
 class Presence(Enum):
-    """What the scheduler holds of a worker."""
+    """A worker's presence, as its scheduler sees it."""
 
     ALIVE = "alive"
     LOST = "lost"
@@ -193,7 +193,7 @@ class JobView:
         return self.min_world_size == self.max_world_size
 
     def node(self, name: str | None) -> WorkerView | None:
-        """What is known of one node."""
+        """Return what is known about one node."""
         return next((one for one in self.nodes if one.node == name), None)
 
     def is_spare(self, node: str | None) -> bool:
@@ -208,7 +208,7 @@ def names_spare(node: str | None, max_world_size: int) -> bool:
 
 
 def stored_view(recovery_path: Path) -> JobView | None:
-    """What the journal says; none where there is no job.
+    """Return the journal's view of its job, or None if it has none.
 
     Raises:
         JournalDamagedError: the journal cannot be read.

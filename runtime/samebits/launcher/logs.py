@@ -46,7 +46,7 @@ class LogEnds:
             self.begin(log.stem)
 
     def has_spoken(self, name: str) -> bool:
-        """Whether the process has called ``samebits.init()``, which says so within moments."""
+        """Return whether the process has called ``samebits.init()``, which logs a line at once."""
         return _SPOKEN.search(self._text(name)) is not None
 
     def cause(self, name: str, death: Death, folder: Path) -> Failure | str:
@@ -63,7 +63,7 @@ class LogEnds:
         if failure is not None:
             return failure
         lines = [line.strip() for line in text.splitlines() if line.strip()]
-        if not lines or death.status is None or _SPOKEN.match(lines[-1]):  # what we warn of ends nobody
+        if not lines or death.status is None or _SPOKEN.match(lines[-1]):  # our warnings end no process
             return ""
         return printable(lines[-1], _SHOWN_CHARACTERS) if _ERROR.search(lines[-1]) else ""
 
@@ -90,11 +90,11 @@ class LogLines:
         self._rests: dict[str, bytes] = {}
 
     def take(self) -> Iterator[tuple[str, str]]:
-        """What was appended since the last call: the process's name, and a line without its end."""
+        """Yield what was appended since the last call: a process's name and a line without its end."""
         for name, log in self._logs.items():
             offset = self._offsets[name]
             if size_of(log) < offset:
-                offset, self._rests[name] = 0, b""  # cut back by somebody
+                offset, self._rests[name] = 0, b""  # it was truncated
             with contextlib.suppress(OSError), os.fdopen(durable.open_regular(log), "rb") as file:
                 file.seek(offset)
                 data = file.read(READ_BYTES)

@@ -23,7 +23,7 @@ NEEDED = ("starlette", "uvicorn")
 
 
 def start_beside(settings: Settings, folder: Path) -> str:
-    """Start the page of the job in this folder, if one is wanted; a sentence on it, empty where none is."""
+    """Start the page of this folder's job if one is wanted; return a sentence about it, or an empty one."""
     port = settings.dashboard_port
     if port is None:
         return ""

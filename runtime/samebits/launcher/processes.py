@@ -209,7 +209,7 @@ def is_own_child(identity: ProcessIdentity) -> bool:
 
 
 def watch(identity: ProcessIdentity) -> int | None:
-    """A descriptor that becomes readable when the process ends; none where it is gone already. The caller closes it."""
+    """Return a descriptor that is readable once the process ends, or None if it is gone. The caller closes it."""
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
@@ -221,7 +221,7 @@ def watch(identity: ProcessIdentity) -> int | None:
 
 
 def send_signal(identity: ProcessIdentity, number: signal.Signals) -> bool:
-    """Signal exactly this process; false where it is gone, or none that our scripts can have started as this user."""
+    """Signal exactly this process. Return False if it is gone or cannot be a process of this user's job."""
     try:
         descriptor = os.pidfd_open(identity.pid)
     except ProcessLookupError:
@@ -246,7 +246,7 @@ def _is_ours(pid: int) -> bool:
 
 
 def end(identity: ProcessIdentity, grace_s: float) -> None:
-    """Have the process end: SIGTERM, SIGKILL after ``grace_s``, or at once where it is stopped; then it is gone."""
+    """End the process: SIGTERM, then SIGKILL after ``grace_s`` or at once if it is stopped. It is gone on return."""
     if not is_stopped(identity) and send_signal(identity, signal.SIGTERM) and identity.wait_for_exit(grace_s):
         return
     while send_signal(identity, signal.SIGKILL):

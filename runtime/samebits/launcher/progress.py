@@ -50,7 +50,7 @@ class Pace:
         self._stands_since: float | None = None
 
     def look(self, view: JobView | None, now: float, shown: str | None = None) -> None:
-        """The job as it is seen at ``now``; ``shown`` is what its phase is called, where it is called otherwise."""
+        """Take in a view at ``now``; ``shown`` replaces the phase's own name."""
         phase = view.phase if view is not None else "waiting"
         name = (phase if shown is None else shown).partition(";")[0]
         if name != self._phase:
@@ -90,7 +90,7 @@ class Pace:
         return self._lost_s + (0.0 if self._stands_since is None else now - self._stands_since)
 
     def steps_per_s(self) -> float | None:
-        """None until it can be told."""
+        """None until it is known."""
         if len(self._samples) < 2:
             return None
         (began, first), (ended, last) = self._samples[0], self._samples[-1]
@@ -109,7 +109,7 @@ class Standing:
         values: what the script reports, as it is shown.
         world: the workers in words.
         recoveries, lost_s: since this follower came.
-        more: what else is to be said, such as when a seat is free.
+        more: further text, such as when a seat is free.
     """
 
     script: str
@@ -211,7 +211,7 @@ def shown_value(value: float) -> str:
 
 
 JSON_LINE_S = 1.0
-PLAIN_STEP_LINE_S = 5.0  # without a terminal, steps alone are said this often
+PLAIN_STEP_LINE_S = 5.0  # without a terminal, steps alone are printed this often
 STDOUT, STDERR = 1, 2
 GOES_ON = f"this command goes on without it. Fix: `{spelled('follow')}` shows the job"
 _READ_BYTES = 65536
@@ -334,11 +334,11 @@ class Screen:
         return self._is_terminal
 
     def raw(self, text: str) -> None:
-        """A line of somebody else's, such as a worker's log."""
+        """Print another program's line, such as a worker's log."""
         self._write(f"{self._erased()}{printable_lines(text)}\n{self._drawn}")
 
     def progress(self, standing: Standing, key: object, now: float) -> None:
-        """How it stands. Without a terminal it is said when ``key`` changes, else every few seconds."""
+        """Show progress. Without a terminal a line is printed when ``key`` changes, or every few seconds."""
         if self._is_terminal:
             shown = printable(line_of(standing, shutil.get_terminal_size().columns))
             if shown != self._drawn:
@@ -384,7 +384,7 @@ class JsonScreen(Screen):
         self._write(json.dumps({"event": text}) + "\n")
 
     def raw(self, text: str) -> None:
-        """A line of somebody else's."""
+        """Print another program's line."""
         self._write(json.dumps({"log": text}) + "\n")
 
     def progress(self, standing: Standing, key: object, now: float) -> None:
@@ -394,7 +394,7 @@ class JsonScreen(Screen):
             self._write(json.dumps({"progress": standing.as_json()}) + "\n")
 
     def end(self, kind: str, status: int, step: int, cause: str) -> None:
-        """How the job ended, and the exit status that says so."""
+        """Print how the job ended, with its exit status."""
         self._write(json.dumps({"end": kind, "status": status, "step": step, "cause": cause}) + "\n")
 
 
@@ -442,7 +442,7 @@ class Showing:
                     self._advised.add(text)
 
     def show(self, view: JobView | None, *, is_linked: bool, running: int, now: float) -> None:
-        """How it stands, as far as it is known; ``running`` workers count where nobody tells."""
+        """Show progress as far as it is known; ``running`` counts if no scheduler answers."""
         self.show_lines()
         self.show_notices(view)
         self._pace.look(view, now, self._phase(view, is_linked=is_linked, running=running))
@@ -452,7 +452,7 @@ class Showing:
 
     @staticmethod
     def _phase(view: JobView | None, *, is_linked: bool, running: int) -> str:
-        """What the job is at; empty while it trains."""
+        """Return the job's phase; empty while it trains."""
         if view is None:
             return "waiting for the scheduler"
         is_missed = not is_linked and not view.training_finished and running > 0
@@ -464,7 +464,7 @@ class Showing:
             running_text = f"{running} worker{'' if running == 1 else 's'} running"
             return Standing(self._script, running_text, phase, self._pace.phase_s(now))
         phase = self._phase(view, is_linked=is_linked, running=running)
-        alive = view.alive if is_linked else min(running, view.alive)  # who has left may still be ending
+        alive = view.alive if is_linked else min(running, view.alive)  # workers that left may still be exiting
         seat = view.seat_free_in_s if is_linked else None
         values = self._values(view)
         is_plain = self._settings.plain  # its steps are known to the script alone
@@ -503,7 +503,7 @@ class Showing:
         return {"loss": loss} if loss else {}
 
     def _stamp(self) -> tuple[str, int]:
-        """Which report there is; each is written anew."""
+        """Return which report exists; each is a new file."""
         try:
             return self._node, report_file(self._settings.log_dir, self._node).stat().st_mtime_ns
         except OSError:

@@ -28,7 +28,7 @@ from samebits.store.process_identity import ProcessIdentity
 
 @dataclass(frozen=True, slots=True)
 class Remains:
-    """What is left of a job on this machine.
+    """The remains of a job on this machine.
 
     Attributes:
         nodes: of the workers and spares on this machine.
@@ -38,7 +38,7 @@ class Remains:
         is_alive: whether exactly this process runs.
         host: this machine's name in the job.
         has_scheduler: whether the scheduler belongs to this machine.
-        again: the command that starts such a job anew, with recovery.
+        again: the command that starts such a job with recovery.
     """
 
     nodes: tuple[str, ...]
@@ -74,7 +74,7 @@ class Recovery:
 
 
 def plan_recovery(remains: Remains) -> Recovery:
-    """What is gone, or counted lost, on this machine.
+    """Return the processes that are gone, or counted lost, on this machine.
 
     Raises:
         JobFailedError: the job was started with ENABLE_RECOVERY=0 and is over.
@@ -132,7 +132,7 @@ def _gone(remains: Remains, names: list[str]) -> Recovery:
             if remains.is_alive(worker.identity) and worker.host == remains.host:
                 if remains.started.get(name) == worker.identity:
                     end.append(Lost(name, worker.identity, _why_lost(worker)))
-                else:  # who registers may say anything of itself, also what somebody else's process is called
+                else:  # a registering process may claim anything, even another process's name
                     lines.append(
                         f"{spoken(name)} last gave itself out for pid {worker.identity.pid}, which no script started "
                         "here: that process is left alone"
@@ -141,7 +141,7 @@ def _gone(remains: Remains, names: list[str]) -> Recovery:
 
 
 def _is_served(remains: Remains, name: str, worker: WorkerView) -> bool:
-    """Whether the worker needs nobody to start it."""
+    """Return whether the worker needs no restart."""
     assert remains.view is not None
     last = remains.started.get(name)
     if last is not None and last != worker.identity and remains.is_alive(last):
@@ -217,7 +217,7 @@ class Candidate:
 
 
 def newest_candidate(settings: Settings) -> Candidate | None:
-    """The newest point on disk that every rank holds; None where there is none.
+    """Return the newest point that every rank holds on disk, or None.
 
     Raises:
         ForeignFolderError: several jobs have saved there.
@@ -248,7 +248,7 @@ def verified_candidate(settings: Settings, say: Callable[[str], object]) -> Cand
 
 
 def begin_journal(settings: Settings, candidate: Candidate) -> None:
-    """A new journal that goes on from there; folders whose marker was lost are marked again.
+    """Write a new journal that starts at this point, and mark folders whose marker was lost.
 
     Raises:
         StoreError: there is a journal, or the disk refuses.
@@ -299,7 +299,7 @@ def _is_whole(entry: Entry, say: Callable[[str], object]) -> bool:
 
 
 def _owner_of(folder: Path) -> str | None:
-    """The job its marker names; None where it names none, or is damaged."""
+    """Return the job that the folder's marker names, or None if it is missing or damaged."""
     try:
         owner = read_owner(folder)
     except StoreError:

@@ -53,7 +53,7 @@ class SchedulerLink:
         self._client = _client(settings)
         self._has_choice = not names_one(settings.sched_host)
         self._elsewhere = False
-        self._terms: dict[str, int] = {}  # the highest that was told, of each job
+        self._terms: dict[str, int] = {}  # the highest term of each job
         self._told: collections.deque[Told] = collections.deque()
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._stop_by: str | None = None
@@ -70,7 +70,7 @@ class SchedulerLink:
         return self._readable
 
     def take(self) -> list[Told]:
-        """What has come in since the last call, in order.
+        """Return what arrived since the last call, in order.
 
         Raises:
             SecretError: the scheduler has another secret than this process, from the beginning.
@@ -209,7 +209,7 @@ def stop_once(settings: Settings, by: str, *, timeout_s: float = 5.0) -> bool:
 
 
 def is_listening(settings: Settings) -> bool:
-    """Whether anybody accepts connections where the scheduler should."""
+    """Return whether a process accepts connections at the scheduler's address."""
     return any(_is_there(address) for address in known_addresses(settings))
 
 
@@ -252,10 +252,10 @@ def _tell_once(settings: Settings, message: object, timeout_s: float) -> bool:
 
 
 def _told_by(settings: Settings, timeout_s: float) -> tuple[Settings, status.Content] | None:
-    """Who is to be believed of those that answer, and what it says; a foreign scheduler is passed over.
+    """Choose which answer to believe; a foreign job's scheduler is skipped.
 
     Raises:
-        SecretError: nobody answers, and one has another secret.
+        SecretError: no scheduler answers, and one has another secret.
     """
     answers: list[tuple[Settings, status.Content]] = []
     shut_out: SecretError | None = None
@@ -277,7 +277,7 @@ def _told_by(settings: Settings, timeout_s: float) -> tuple[Settings, status.Con
 
 
 def _own_job(settings: Settings) -> str:
-    """The id of the job that this folder's journal holds; empty where none is readable."""
+    """Return the id of the job in this folder's journal; empty if none is readable."""
     try:
         stored = stored_view(settings.recovery_path) if settings.enable_recovery else None
     except StoreError:
@@ -286,7 +286,7 @@ def _own_job(settings: Settings) -> str:
 
 
 def _asked(settings: Settings, timeout_s: float, *first: object) -> status.Content | None:
-    """The snapshot of the scheduler that answers, after these messages; none where nobody does in time."""
+    """Send these messages; return the snapshot of the scheduler that answers in time, or None."""
     if not is_listening(settings):
         return None
     client = _client(settings)

@@ -105,7 +105,7 @@ def is_here(host: str) -> bool:
 
 LOCK_FILE = "start.lock"
 _PLACE_BYTES = 64  # a pid and a start time, and what is over
-# A launcher that runs inside another job's process must not hand on what that process was told.
+# A launcher inside another job's process must not pass on that process's own variables.
 OF_ONE_PROCESS = ("ROLE", "NODE_ID", "JOB_ID", "MS_ROLE", "MS_NODE_ID", "MS_JOB_ID")
 _CANNOT_RUN = 127
 _HEARD = (signal.SIGINT, signal.SIGTERM)
@@ -131,7 +131,7 @@ class Way(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What the processes of one job run: ``environment`` is all of it, but for what tells one from the other."""
+    """What a job's processes run; ``environment`` lacks only what distinguishes one process from another."""
 
     folder: Path
     interpreter: str
@@ -141,7 +141,7 @@ class Program:
     only_scheduler: Mapping[str, str]
     way: Way = Way.SCRIPT
     elsewhere: Mapping[str, str] = field(default_factory=dict)
-    """Of each node that runs on another host: which; started by ``HOST_LAUNCH`` in ``environment``."""
+    """The host of each node that runs elsewhere, started by ``HOST_LAUNCH`` in ``environment``."""
     job: str = ""
     """The job's id, if the launcher chose it; the processes accept no other job's scheduler then."""
     listening: tuple[int, ...] = ()
@@ -219,11 +219,11 @@ def listen_for(settings: Settings, *, may_choose: bool = False) -> Listener:
 
 
 class BusyError(Exception):
-    """Somebody else starts processes in this folder at the moment."""
+    """Another process is starting processes in this folder."""
 
 
 class StartLock:
-    """Held by whoever starts processes, or changes which there are; waits for the one who does so already.
+    """The lock for starting processes or changing which there are; waits for its holder.
 
     Raises (from ``with``):
         BusyError: there is one, and ``wait`` is false.
@@ -255,7 +255,7 @@ class StartLock:
         self.release()
 
     def release(self) -> None:
-        """Let the next one start processes; also where that was done already."""
+        """Release the lock; harmless if it was released already."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -289,7 +289,7 @@ class Berth:
                     file.truncate()
                 self._reserved.rename(self._pid_file)
         except BaseException:
-            end(identity, 0.0)  # nobody would know of it
+            end(identity, 0.0)  # it would be lost
             raise
         return identity
 
@@ -322,7 +322,7 @@ def launch(
 ) -> None:
     """Start a process in each of these places, and add it to ``started``; the caller's own children from then on.
 
-    ``spawn_worker`` makes the workers' processes; :func:`spawn` where it is None.
+    ``spawn_worker`` makes the workers' processes; None means :func:`spawn`.
 
     A hang-up meanwhile is not heard: it would end the caller between a process and its pid file.
 
@@ -365,7 +365,7 @@ def execute(
     if pid:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(runs)
-        os.read(until_it_runs, 1)  # until then it leads no session, and could not be told from a stranger
+        os.read(until_it_runs, 1)  # until then it leads no session, and looks like another program's process
         os.close(until_it_runs)
         return pid
     try:
@@ -391,7 +391,7 @@ def execute(
 
 
 def _handed_over(descriptors: Sequence[int]) -> dict[str, str]:
-    """In a new process, place these descriptors where its program expects them; returns the variables that say so."""
+    """In a new process, place these descriptors where its program expects them; return the variables that name them."""
     if not descriptors:
         return {}
     first = config.FIRST_INHERITED

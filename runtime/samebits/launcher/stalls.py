@@ -89,7 +89,7 @@ class Silence:
 FOLDER = "stalls"
 MOST_FILES = 16
 MOST_BYTES = 256 << 10
-"""Of one file; the innermost frames come first in it."""
+"""One file's stacks, innermost frame first."""
 COLLECTIVES = 4
 """That a file names, the newest last; ``samebits stack --fr`` has all."""
 MOST_ASKED = 8
@@ -157,7 +157,7 @@ class Found:
 
 
 class Stalls:
-    """Of one follower. Looking takes up to seconds, so a thread does it; ``look`` and ``take`` return at once.
+    """A follower's observations. Looking takes seconds, so a thread does it; ``look`` and ``take`` return at once.
 
     Args:
         settings: the job's, with an absolute LOG_DIR.
@@ -189,7 +189,7 @@ class Stalls:
         self._thread: threading.Thread | None = None
 
     def look(self, view: JobView | None, here: Mapping[str, ProcessIdentity], now: float) -> None:
-        """See to those of ``here``, living processes by node, whom the scheduler names or has lost."""
+        """Look at those of ``here`` (living processes by node) that the scheduler names or has lost."""
         if view is None or view.from_journal:
             return
         stall = view.stall
@@ -203,7 +203,7 @@ class Stalls:
         self._look_for_lost(view, here, now)
 
     def take(self, now: float, *, may_end: bool) -> Found:
-        """What has come of it since the last call.
+        """Return the findings since the last call.
 
         Args:
             may_end: whether a process that was ended is started again by this follower.
@@ -299,7 +299,7 @@ class Stalls:
         return "its last collectives: " + "; ".join(map(str, contents.launched[-COLLECTIVES:]))
 
     def _keep(self, name: str, text: str) -> Path | None:
-        """Write it, 0600, and remove the oldest beyond ``MOST_FILES``; None where there is no room, say."""
+        """Write it (0600) and remove the oldest files beyond ``MOST_FILES``; None if the disk refuses."""
         path = self._folder / name
         try:
             private.make_folder(self._folder)

@@ -83,18 +83,20 @@ class Zygote:
         self._link, self._like, self._is_ready = ours, program, False
 
     def spawn(self, program: Program, name: str, log: int) -> int:
-        """As ``spawning.spawn``: by a fork where that is the same, else plainly."""
+        """Spawn as ``spawning.spawn`` does: by a fork if that is equivalent, else plainly."""
         is_here = node_of(name) not in program.elsewhere
         pid = self._forked(program, name, log) if is_here and self._serves(program) else 0
         return pid or spawn(program, name, log)
 
     def end(self) -> None:
-        """Have it end; what it has forked goes on."""
+        """End the zygote; processes it forked run on."""
         if self._link is not None:
             self._link.close()
             self._link = None
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)  # this process's own child, not waited for yet: nobody else's pid
+                os.kill(
+                    self._pid, signal.SIGKILL
+                )  # this process's own child, not reaped yet, so the pid is still its own
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(self._pid, 0)
 
@@ -115,7 +117,7 @@ class Zygote:
         return self._is_ready
 
     def _forked(self, program: Program, name: str, log: int) -> int:
-        """The pid of a worker that is this process's child and leads a session; 0 where there is none."""
+        """Return the pid of a worker that is this process's child and leads a session, or 0."""
         order = Order(
             str(program.folder), program.interpreter, program.script, program.args, program.environment_of(name)
         )
@@ -148,7 +150,7 @@ def shared(environment: Mapping[str, str]) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _as_subreaper() -> Iterator[None]:
-    """Meanwhile this process becomes the parent of whoever is orphaned below it; later orphans are not its business."""
+    """Adopt orphaned descendants meanwhile (PR_SET_CHILD_SUBREAPER), and no longer afterwards."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     if prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
@@ -165,12 +167,12 @@ def _is_readable(link: socket.socket, timeout_s: float) -> bool:
 
 
 LOCK_FILE = "supervisor.lock"
-BUSY_RETRY_S = 0.1  # somebody else starts processes here
+BUSY_RETRY_S = 0.1  # another process is starting processes here
 
 
 @dataclass(frozen=True, slots=True)
 class Dead:
-    """A process that is gone, and how that is said."""
+    """A process that is gone, and how that is worded."""
 
     name: str
     identity: ProcessIdentity
@@ -181,7 +183,7 @@ class Dead:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """Under which name a process was started in place of another one; ``name`` itself where it is no replacement."""
+    """The name of a started process; the same ``name`` unless it replaces another one."""
 
     name: str
     new_name: str
@@ -196,7 +198,7 @@ class GivenUp:
 
 
 def supervisor_for(settings: Settings) -> Supervisor | None:
-    """Whoever starts again what dies, where the job wants that (MAX_RESTARTS) and can go on (ENABLE_RECOVERY)."""
+    """Return a supervisor if the job wants restarts (MAX_RESTARTS) and can recover (ENABLE_RECOVERY)."""
     wanted = settings.max_restarts > 0 and settings.enable_recovery
     return Supervisor(settings, Zygote(settings.log_dir)) if wanted else None
 
@@ -224,7 +226,7 @@ class Supervisor:
     Args:
         settings: of the job, with absolute folders.
         zygote: makes workers' processes sooner than a plain start does.
-        spawn_worker: makes them, where there is no zygote.
+        spawn_worker: makes them if there is no zygote.
     """
 
     def __init__(self, settings: Settings, zygote: Zygote | None = None, spawn_worker: Spawn | None = None) -> None:
@@ -294,7 +296,7 @@ class Supervisor:
         return False
 
     def is_at_it(self) -> bool:
-        """Whether somebody is to be started who is not yet."""
+        """Return whether a restart is pending."""
         return bool(self._due)
 
     def given_up(self) -> GivenUp | None:
@@ -371,7 +373,7 @@ def _program(kept: JobSpec) -> Program:
 def can_replace(settings: Settings, job: str) -> bool:
     """Whether a replacement for this job that is started here can prove where it comes from.
 
-    Until somebody has had a seat the folder is nobody's: then the node itself has no seat to wait for either.
+    The folder is unclaimed until the first admission; until then no seat has to cool down.
     """
     owner = read_owner(settings.log_dir)
     return owner is not None and owner.job == job and bool(read_token(settings.log_dir))
@@ -386,10 +388,10 @@ def start_in_place(
     program: Program,
     spawn_worker: Spawn | None = None,
 ) -> list[Started]:
-    """Start a process in place of each of these, which are gone: where it can be, as another node. Under a StartLock.
+    """Start a replacement for each of these dead processes, as another node if possible. Needs a StartLock.
 
     Args:
-        job: the id of the job that they are of; empty where it is not known.
+        job: the id of their job; empty if it is unknown.
 
     Raises:
         StoreError: there is no room for a pid file, say; whatever was started until then runs.
@@ -425,13 +427,13 @@ def _rename(kept: JobSpec, log_dir: Path, nodes: Sequence[str], started: Sequenc
 
 
 def _new_nodes(started: Sequence[Started]) -> dict[str, str]:
-    """What the nodes are called from now on, of those that are called otherwise."""
+    """Return the new names of the nodes that are renamed."""
     pairs = ((node_of(one.name), node_of(one.new_name)) for one in started if one.name != one.new_name)
     return {old: new for old, new in pairs if old is not None and new is not None}
 
 
 def _place_of(name: str) -> str:
-    """What is counted: every process that was ever started for the same part in the job."""
+    """Return the key that restarts are counted by: one per part in the job, whatever its node."""
     node = node_of(name)
     return SCHEDULER if node is None else root_of(node)
 
