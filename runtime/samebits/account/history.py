@@ -23,7 +23,7 @@ PATIENCE_LOOKS = 4  # with nothing new behind the job's end, before it is taken 
 
 
 class EventStream:
-    """Of the job whose events lie in this folder."""
+    """Reads the events of the job in this folder."""
 
     def __init__(self, recovery_path: Path) -> None:
         self._path, self._tail = recovery_path, Tail(recovery_path)
@@ -31,7 +31,7 @@ class EventStream:
         self._asked = 0
 
     def new(self) -> list[Event]:
-        """What has come since the last call; at the first, all there is.
+        """Return the events since the last call; all of them at the first.
 
         Raises:
             StoreError: the disk refuses, or a file is another user's.

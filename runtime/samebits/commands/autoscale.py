@@ -206,7 +206,7 @@ def _name(text: str) -> str:
 
 
 class Meter:
-    """What was measured since the last look. ``queue_file`` holds one number, in place of what a worker reports."""
+    """Measurements since the last look. ``queue_file`` holds one number that replaces what workers report."""
 
     def __init__(self, queue_file: Path | None) -> None:
         self._queue_file = queue_file
@@ -239,12 +239,12 @@ class Meter:
             text = private.read(self._queue_file, MAX_QUEUE_BYTES)
             waits = float(text or b"")
         except (SameBitsError, ValueError):
-            return None  # half written, or not there: nobody knows
+            return None  # half written, or missing: unknown
         return waits if 0 <= waits < float("inf") else None
 
 
 def _mean(shares: Sequence[float]) -> float | None:
-    """Of what each worker says, at most 1; None where none says it."""
+    """Return the workers' mean, at most 1; None if none reports it."""
     return min(1.0, max(0.0, sum(shares) / len(shares))) if shares else None
 
 

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def find(settings: Settings) -> list[Left]:
-    """What the jobs of this folder left, on this host and of this user."""
+    """Find what this user's jobs of this folder left on this host."""
     moved = list(_moved_aside(settings))
     views = [_view_of(settings.recovery_path), *(_view_of(path) for path in moved if path.is_dir())]
     jobs = dict.fromkeys(view.job for view in views if view is not None)
@@ -139,7 +139,7 @@ def spoken_size(size_bytes: int) -> str:
 
 @contextlib.contextmanager
 def _nothing_lives(settings: Settings) -> Iterator[None]:
-    """Hold the job's lock, so that nobody begins to live meanwhile.
+    """Hold the job's lock, so that no process of it starts meanwhile.
 
     Raises:
         LockedError: something of the job runs.
@@ -180,7 +180,7 @@ def _moved_aside(settings: Settings) -> Iterator[Path]:
 
 
 def _view_of(recovery_path: Path) -> JobView | None:
-    """The job in this folder; None where it holds none that can be read."""
+    """Return the job in this folder, or None if none is readable."""
     try:
         return stored_view(recovery_path)
     except StoreError:
@@ -188,7 +188,7 @@ def _view_of(recovery_path: Path) -> JobView | None:
 
 
 def _size_of(path: Path) -> int:
-    """What a file, or a folder with all that is in it, takes of the disk (stat(2): blocks are of 512 bytes)."""
+    """Return the disk space of a file or a folder's tree, in bytes (stat(2): blocks of 512 bytes)."""
     with durable.disk_errors(path, "measuring what was moved aside"):
         below = (Path(folder, name) for folder, _, names in os.walk(path) for name in names)
         return sum(one.lstat().st_blocks * 512 for one in (path, *below))
@@ -198,7 +198,7 @@ def _agrees() -> bool:
     """Whether who sits at the terminal wants it removed.
 
     Raises:
-        UsageError: nobody does.
+        UsageError: there is no terminal to ask on.
     """
     if not sys.stdin.isatty():
         raise UsageError("nobody can be asked here, so nothing was removed. Fix: samebits clean --yes")

@@ -41,7 +41,7 @@ class Interface:
 
     Attributes:
         addresses: literal ones, of both families.
-        mbit: its speed in Mbit/s; None where the kernel does not say, as of a virtual or a wireless one.
+        mbit: its speed in Mbit/s; None if the kernel does not know it, as for virtual or wireless ones.
     """
 
     name: str
@@ -61,7 +61,7 @@ def interfaces(system: Path = SYSTEM) -> list[Interface]:
 
 
 def slower(used: str, known: list[Interface]) -> tuple[Interface, Interface] | None:
-    """The interface with this address and a faster one, where there is one; None where there is none, or none knows."""
+    """Return the interface with this address and a faster one, or None if there is none or speeds are unknown."""
     ours = next((one for one in known if used in one.addresses), None)
     if ours is None or ours.mbit is None:
         return None
@@ -146,7 +146,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def preflight(settings: Settings) -> list[Finding]:
-    """What a worker looks at before it asks for a seat, on each of this machine's devices."""
+    """Run a worker's checks before registration on each of this machine's devices."""
     from samebits.training.process import preflight as looked
 
     return [
@@ -187,7 +187,7 @@ def import_name(path: Sequence[str]) -> list[Finding]:
 
 
 def commands() -> list[Finding]:
-    """What the scripts call."""
+    """Look for the programs that the scripts call."""
     names = ("bash", "setsid", "flock")
     return [
         Finding(name, found)
@@ -251,7 +251,7 @@ def _at(settings: Settings, address: SchedulerAddress) -> Finding:
 
 
 def network(settings: Settings) -> list[Finding]:
-    """Which interface the job's data go over, where it has several hosts; wrong where another one is much faster."""
+    """Find the interface of a job of several hosts; a finding if another one is much faster."""
     try:
         used = address_towards(settings.sched_host, settings.sched_port)
     except OSError:
@@ -290,7 +290,7 @@ def port(settings: Settings) -> Finding:
 
 
 def reach(settings: Settings) -> Finding:
-    """Who can reach the job's ports, and which of them the secret protects."""
+    """Describe which hosts reach the job's ports, and which ports the secret protects."""
     name = "open to"
     try:
         addresses = listening(settings.sched_host, settings.sched_port, settings.sched_bind).addresses

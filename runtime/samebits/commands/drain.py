@@ -85,10 +85,10 @@ class Meant:
 
 
 def meant_by(names: Sequence[str], view: JobView, kept: JobSpec) -> Meant:
-    """Whom these words name: a living node by its id, or a host, and every living node there.
+    """Return the nodes that these words name: a living node's id, or a host with all its living nodes.
 
     Raises:
-        UsageError: a word names nobody.
+        UsageError: a word names no node.
     """
     alive = [one for one in view.nodes if one.presence is Presence.ALIVE]
     nodes: list[str] = []
@@ -111,7 +111,7 @@ def meant_by(names: Sequence[str], view: JobView, kept: JobSpec) -> Meant:
 
 
 def require_enough(view: JobView, leaving: Collection[str]) -> None:
-    """Whether the job can go on without these.
+    """Raise if the job cannot continue without these.
 
     Raises:
         UsageError: it would have to wait.
@@ -126,7 +126,7 @@ def require_enough(view: JobView, leaving: Collection[str]) -> None:
 
 
 def wait_until_left(settings: Settings, text: str, nodes: Sequence[str], timeout_s: float) -> None:
-    """Ask these nodes to leave, and ask again, until all have left; each is said, and ``text`` kept in the history.
+    """Ask these nodes to leave until all have left; report each, and keep ``text`` in the history.
 
     Raises:
         UsageError: some have not left after ``timeout_s`` seconds, or no scheduler answers.

@@ -28,7 +28,7 @@ SAYS: dict[Hang, str] = {
     Hang.LINK: "all workers wait in the same collective, all_reduce #812, and none comes out of it",
     Hang.NOBODY_WAITS: "and nobody waits for another",
 }
-"""What a message says of those that do speak; behind ``no step for 12 s:``."""
+"""A message's words for a stall that its process reports, after ``no step for 12 s:``."""
 
 _CLASSES_ZH = {
     CauseClass.NODE: "节点",
@@ -174,7 +174,7 @@ def heading(row: Row) -> str:
 
 
 def says(row: Row) -> str:
-    """What a message says where this is the cause."""
+    """A message's words for this cause."""
     parts = [SAYS.get(hang, f"it {hang.value}") for hang in sorted(row.hangs, key=lambda one: one.name)]
     parts += [notice.value for notice in row.notices]
     parts += row.texts

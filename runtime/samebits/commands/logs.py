@@ -51,7 +51,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _names(log_dir: Path, nodes: Sequence[str], asked: str | None) -> list[str]:
-    """Whose logs are shown: of a worker also of those before it in its place; of one that said nothing, the one before.
+    """Return the logs to show: a worker's and its predecessors'; the last predecessor's if its own is empty.
 
     Raises:
         UsageError: there is no such worker.

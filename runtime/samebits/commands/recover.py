@@ -84,7 +84,7 @@ def _moved_in() -> tuple[Path, JobSpec]:
     """The job of a folder that was moved, from now on at home in the current one.
 
     Raises:
-        UsageError: it lies where it was started as well, or its processes run in another folder.
+        UsageError: it also lies in its original folder, or its processes run in another one.
     """
     log_dir, kept, is_home = job_spec.find_here()
     if is_home:
@@ -110,7 +110,7 @@ def _moved_in() -> tuple[Path, JobSpec]:
 
 
 def _bring_back(log_dir: Path, kept: JobSpec) -> Result | None:
-    """Start what is gone and follow; None where the job is over."""
+    """Start what is gone and follow; return None if the job is over."""
     present = config.whole_environment()
     secrets = job_spec.secrets_for(kept, present)
     settings = kept.settings(secrets)
@@ -173,7 +173,7 @@ def _listener(kept: JobSpec, settings: Settings, remains: Remains) -> Listener:
     except ListenError:
         if not runs:
             raise
-        return Listener()  # the scheduler says so itself, and its workers are followed meanwhile
+        return Listener()  # the scheduler reports it, and its workers are followed meanwhile
 
 
 def _require_own_journal(kept: JobSpec, settings: Settings, remains: Remains) -> None:
@@ -192,7 +192,7 @@ def _require_own_journal(kept: JobSpec, settings: Settings, remains: Remains) ->
 
 
 def _journal_is_lost(remains: Remains) -> bool:
-    """Whether there is neither a journal nor anybody here who could tell a new scheduler what was in it."""
+    """Return whether there is neither a journal nor a process here that knows its content."""
     runs = any(remains.is_alive(identity) for identity in remains.started.values())
     is_here = remains.recovery and remains.has_scheduler
     return is_here and remains.view is None and not (runs or remains.scheduler_holds)
@@ -202,7 +202,7 @@ def _refuse_without_journal(settings: Settings, kept: JobSpec) -> None:
     """Refuse to begin another job in the folders of this one, before anything is written.
 
     Raises:
-        StoreError: something of the job is left; else it has hardly begun, and begins anew.
+        StoreError: something of the job is left. Otherwise it had hardly begun, and starts again.
     """
     candidate = recovering.newest_candidate(settings)
     if candidate is None and read_owner(settings.log_dir) is None:
@@ -222,7 +222,7 @@ def _begin_journal(log_dir: Path, kept: JobSpec) -> None:
     """A new journal for a job that has lost its own.
 
     Raises:
-        UsageError: there is a journal, or somebody lives who knows what was in it.
+        UsageError: there is a journal, or a living process that knows its content.
         StoreError: no point can be gone on from.
     """
     settings = kept.settings(job_spec.secrets_for(kept, config.whole_environment()))
@@ -247,7 +247,7 @@ def _begin_journal(log_dir: Path, kept: JobSpec) -> None:
 
 
 def _script_change(kept: JobSpec, remains: Remains, recovery: Recovery) -> str:
-    """What is to be said of the script, where workers are started that it is read by."""
+    """Describe a changed script if workers that read it are started."""
     if not any(name != SCHEDULER for name in recovery.start):
         return ""
     others = (name for name in remains.started if name != SCHEDULER and name not in recovery.start)
@@ -276,7 +276,7 @@ def start_again(
 
 
 def look(settings: Settings) -> Remains:
-    """What is left of the job on this machine."""
+    """Find what is left of the job on this machine."""
     nodes = job_spec.nodes_of(settings.log_dir, settings)
     kept = job_spec.read(settings.log_dir)
     started = read_pid_files(settings.log_dir, process_names(nodes))

@@ -84,7 +84,7 @@ def _add(log_dir: Path, count: int) -> None:
 
 
 def require_no_driver(kept: JobSpec, option: str) -> None:
-    """Whether somebody decides already who runs where.
+    """Raise if a driver already decides which host runs which worker.
 
     Raises:
         UsageError: the job's hosts are discovered.
@@ -182,13 +182,13 @@ def standing(nodes: Sequence[str], view: JobView, running: Collection[str]) -> l
 
 
 def running_here(log_dir: Path, nodes: Sequence[str], view: JobView) -> set[str]:
-    """Of these nodes and the job's, whose process runs on this machine."""
+    """Return which of these nodes and the job's have a process on this machine."""
     names = {name_of(node): node for node in (*nodes, *(one.node for one in view.workers))}
     return {names[name] for name, found in read_pid_files(log_dir, names).items() if found.is_alive()}
 
 
 def last_to_come(nodes: Sequence[str], count: int) -> tuple[str, ...]:
-    """Of these workers of this machine the ``count`` whose slots are the highest: they came when the world grew.
+    """Return the ``count`` local workers with the highest slots, which joined last.
 
     Raises:
         UsageError: there are not that many.
@@ -219,7 +219,7 @@ def view_of(settings: Settings) -> JobView:
 
 
 def nodes_to_add(settings: Settings, nodes: Sequence[str], view: JobView, count: int) -> tuple[str, ...]:
-    """The first ``count`` node ids that name a slot and nobody uses.
+    """Return the first ``count`` unused node ids that name a slot.
 
     Raises:
         UsageError: there are not that many.

@@ -41,7 +41,7 @@ def keep(folder: Path, contents: Contents) -> Path:
 
 
 def dump_of(contents: Contents) -> dict[str, Any]:
-    """What the file holds."""
+    """The file's content."""
     groups = {group.name: (group.description, group.ranks) for group in contents.groups}
     entries: list[dict[str, Any]] = []
     for since, one in _comparable(contents):
@@ -154,7 +154,7 @@ def ranked(view: JobView) -> list[tuple[int, WorkerView]]:
 
 
 def told(rank: int, worker: WorkerView) -> list[str]:
-    """One worker: a line on where it is, then what Python's fault handler wrote."""
+    """Format one worker: its place in one line, then the output of Python's fault handler."""
     who = f"worker {worker.node} (rank {rank}, {worker.identity})"
     if worker.presence is not Presence.ALIVE:
         return [

@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def find(settings: Settings) -> status.Content:
-    """The snapshot of this folder's job, from whoever knows; where it has none, of the job whose scheduler answers.
+    """Return the snapshot of this folder's job or, if it has none, of the job whose scheduler answers.
 
     Raises:
         UsageError: there is neither a scheduler nor a journal.
@@ -112,7 +112,7 @@ def table(view: JobView, settings: Settings, stored: JobView | None = None) -> s
 
 
 def _reported(view: JobView) -> list[str]:
-    """What the workers report of their own, of each name what the lowest slot says."""
+    """Return what the workers report, for each name the lowest slot's value."""
     found: dict[str, str] = {}
     for worker in view.workers:
         if worker.presence is Presence.ALIVE:

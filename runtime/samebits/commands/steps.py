@@ -39,7 +39,7 @@ class RankLog:
 
     @property
     def slot(self) -> int | None:
-        """Whose log it says it is."""
+        """The rank that the log names."""
         return None if self.found.header is None else self.found.header.slot
 
     @property

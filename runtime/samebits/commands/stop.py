@@ -31,7 +31,7 @@ from samebits.store.process_identity import ProcessIdentity
 BY = "samebits stop"
 DRAIN_S = 60.0
 END_S = 30.0
-"""How long a scheduler is waited for that was told to end: it gives its workers 10 s."""
+"""How long to wait for a scheduler that was told to end; it gives its workers 10 s."""
 _LOOK_S = 0.2
 
 
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _stop_supervisor(supervisor: ProcessIdentity, settings: Settings) -> int:
-    """Have the process that starts again what dies end the job: without a scheduler nobody else could tell it.
+    """Have the supervisor end the job, if there is no scheduler to do it.
 
     Raises:
         UsageError: it has not ended in time.
@@ -107,7 +107,7 @@ def _stop_supervisor(supervisor: ProcessIdentity, settings: Settings) -> int:
 
 
 def _drain(settings: Settings, timeout_s: float) -> None:
-    """Have every worker leave at its next commit; whoever has not is left to the end of the job."""
+    """Have every worker leave at its next commit; the job's end takes the others."""
     try:
         nodes = [one.node for one in view_of(settings).nodes if one.presence is Presence.ALIVE]
         if nodes:

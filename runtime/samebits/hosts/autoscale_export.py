@@ -59,7 +59,7 @@ _RULE: Mapping[str, Any] = {
     "name": {"as": QUEUE_METRIC},
     "metricsQuery": 'max(<<.Series>>{<<.LabelMatchers>>,figure="queue"})',
 }
-"""Of prometheus-adapter (its docs/config.md and docs/externalmetrics.md), for the HPA's queue."""
+"""A rule of prometheus-adapter (its docs/config.md and docs/externalmetrics.md) for the HPA's queue."""
 
 
 def _reference(target: str) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def _reference(target: str) -> dict[str, Any]:
 
 
 def _targets(limits: Limits) -> dict[str, int]:
-    """Percent of what a pod asks for, by resource; CPU where nothing is a target."""
+    """Return the target percentages of a pod's requests by resource; CPU if there is no other target."""
     shares = {"cpu": limits.cpu, "memory": limits.memory}
     if not any(shares.values()) and not limits.queue:
         shares["cpu"] = DEFAULT_CPU

@@ -109,7 +109,7 @@ def ask(
 
 
 def _read(script: subprocess.Popen[bytes], timeout_s: float, closing: threading.Event) -> tuple[str, bytes, bytes]:
-    """What it prints until it closes both outputs; first why that is not to be used, else empty."""
+    """Return why its output is not usable (empty if it is), and the output."""
     deadline_s = time.monotonic() + timeout_s
     assert script.stdout is not None and script.stderr is not None
     names = {script.stdout.fileno(): "out", script.stderr.fileno(): "err"}
@@ -170,7 +170,7 @@ class DiscoveryScript:
         return self._readable
 
     def take(self) -> Answer | None:
-        """The newest answer since the last call; None where there is none."""
+        """Return the newest answer since the last call, or None."""
         try:
             os.read(self._readable, 4096)
         except BlockingIOError:
@@ -200,7 +200,7 @@ class DiscoveryScript:
 ASK_AGAIN_S = 2.0  # a node that is to leave is asked again so often, over the scheduler
 LAUNCHER_GRACE_S = 30.0  # what started a worker elsewhere may outlive that worker's seat so long
 BUSY_RETRY_S = 0.1
-TOLD_TO_LEAVE = 128 + signal.SIGTERM  # by somebody else than this driver: what is sent before a machine goes
+TOLD_TO_LEAVE = 128 + signal.SIGTERM  # not sent by this driver: a notice that the machine goes away
 LAUNCHER_FAILED = 255  # ssh(1): its own error, and none of the command's
 
 
@@ -234,7 +234,7 @@ class Discovery:
         self._problem = ""
         self._not_reached: set[str] = set()
         self._told: dict[str, float] = {}  # of a node that is to leave: when it was asked last
-        self._seated: set[str] = set()  # who is to leave and had a seat meanwhile
+        self._seated: set[str] = set()  # leaving nodes that had a seat meanwhile
         self._vacant: dict[str, float] = {}  # since when that seat is free, though its process runs
         self._retry_at: float | None = None
         self._backoff = Backoff()
@@ -264,7 +264,7 @@ class Discovery:
     # ---- deaths
 
     def takes(self, name: str, identity: ProcessIdentity, status: int | None, now: float, *, has_joined: bool) -> bool:
-        """A worker's process has ended by what comes from outside: whether nobody else is to start it again.
+        """Return whether a worker that was ended from outside is the driver's to restart, on another host.
 
         Its place is given to another host, or another process has its name already.
         """
@@ -289,16 +289,16 @@ class Discovery:
             with StartLock(self._settings.log_dir, wait=False):
                 self._keep(_without(job_spec.read(self._settings.log_dir) or kept, [node]))
         except (BusyError, SameBitsError):  # another process starts workers here, or the disk refuses
-            return False  # it is started again where it was, and judged by its next death
+            return False  # it is restarted in place, and judged by its next death
         self._decide(reason)
-        self._told[node] = now  # it is gone, though the scheduler may say so a moment later
+        self._told[node] = now  # it is gone, though the scheduler may notice a moment later
         self._retry_at = now
         return True
 
     # ---- a turn
 
     def turn(self, view: JobView | None, now: float) -> Turn:
-        """Do what is due: take the script's answer, start, ask to leave, and forget whoever is gone."""
+        """Do what is due: take the script's answer, start, ask to leave, and forget gone nodes."""
         answer = None if self._script is None else self._script.take()
         if answer is not None:
             self._take(answer)
@@ -402,7 +402,7 @@ class Discovery:
     # ---- leaving
 
     def _ask_unknown(self, nodes: Sequence[str], now: float) -> None:
-        """Workers that nobody keeps any more, as one whose host was cut off and is back: they leave, too."""
+        """Ask unknown workers to leave, such as one whose host was cut off and is back."""
         due = [node for node in nodes if self._told.get(node, -ASK_AGAIN_S) <= now - ASK_AGAIN_S]
         new = [node for node in due if node not in self._told]
         self._told |= dict.fromkeys(due, now)
@@ -434,7 +434,7 @@ class Discovery:
             self._turn.decisions.append(Reason("", tuple(due)))
 
     def _forget_gone(self, kept: JobSpec, view: JobView, now: float) -> JobSpec:
-        """Of those who leave: whose process has ended is forgotten; what only holds on to an empty seat is ended."""
+        """Forget leaving nodes whose process has ended, and end processes that hold an empty seat."""
         leaving = [node for node in kept.hosts if node not in (kept.nodes or ())]
         if not leaving:
             return kept

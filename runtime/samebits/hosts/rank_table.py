@@ -176,7 +176,7 @@ def made(server_id: str, devices: Sequence[int], addresses: dict[int, str], host
 
 
 def joined(tables: Sequence[RankTable]) -> RankTable:
-    """One table of several servers: ranks go on from one to the next, in the order given."""
+    """Join tables of several servers; ranks are numbered in the order given."""
     servers, first = [], 0
     for table in tables:
         for server in table.server_list:

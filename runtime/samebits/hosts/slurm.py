@@ -27,7 +27,7 @@ class Placed:
 
     Attributes:
         name: ``scheduler``, or ``worker_<node id>``.
-        host: where it is started first.
+        host: the host that it is started on first.
         node_id: the worker's; empty for the scheduler.
         local_rank: its index among the workers of that host, 0-based; empty for the scheduler.
     """
@@ -141,7 +141,7 @@ def plan(environ: Mapping[str, str], spare_hosts: int = 0) -> list[Placed]:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What ``samebits run`` need not be told on each host of a Slurm step.
+    """The options that a Slurm step's environment provides on each host.
 
     Attributes:
         hosts: how many the step has.

@@ -1,7 +1,6 @@
-"""What a point is called on the command line, and which directory that is.
+"""``SLOT/STEP``: how a point is named on the command line, and which directory that is.
 
-Here lives ``SLOT/STEP`` and the sentence for whoever asks for what is not there; whether a point is whole is the
-store's to say. The one idea: a name that fits nothing is answered with what there is.
+A name that matches nothing is answered with the names that exist.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The command line of ``ckpt``: its four words, their options, and where the checkpoint folder is.
+"""The command line of ``samebits ckpt``: its four words, their options, and the checkpoint folder.
 
-What the words do lives in the modules beside this one. The one idea: the folder is the one of the job that was started
-here, as every other tool finds it, unless ``--folder`` names another.
+The folder is that of the job that was started here, as for every other command, unless ``--folder`` names another.
 """
 
 from __future__ import annotations

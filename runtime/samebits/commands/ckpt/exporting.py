@@ -1,8 +1,6 @@
-"""``ckpt export``: one point, or one step of all ranks, as a file or a directory for other programs.
+"""``samebits ckpt export``: one point, or one step of all ranks, as a file or directory for other programs.
 
-What may be written where lives here, and what a safetensors file says of its origin; the copying is the store's, and
-torch's own formats the training room's, imported when they are asked for. The one idea: an export is new, whole or not
-there, and never in the checkpoint folder.
+An export is new, appears whole or not at all, and never lies in the checkpoint folder.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""``ckpt ls``: every rank's points as a table.
-
-Only rows live here; what lies in the folder is the store's survey. The one idea: the last line says what the table is
-read for, the newest point that all ranks hold.
-"""
+"""``samebits ckpt ls``: every rank's points as a table, ending with the newest point that all ranks hold."""
 
 from __future__ import annotations
 

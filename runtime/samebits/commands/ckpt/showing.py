@@ -1,7 +1,6 @@
-"""``ckpt show``: what one point says of itself, its tensors, and the values of the state that are none.
+"""``samebits ckpt show``: one point's manifest, its tensors, and the state's other values.
 
-Only the telling lives here. The one idea: nothing is shown whose hash was not compared: the manifest proves itself, and
-of the data the chunks that hold the tensors' header are read.
+Nothing is shown whose hash was not compared: the manifest proves itself, and of the data the header's chunks are read.
 """
 
 from __future__ import annotations

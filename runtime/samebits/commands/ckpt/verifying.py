@@ -1,7 +1,6 @@
-"""``ckpt verify``: every chunk of every point is read and compared with what was saved.
+"""``samebits ckpt verify``: read every chunk of every point and compare it with what was saved.
 
-Here live the report and the progress of long reading; comparing is the store's. The one idea: status 0 means that every
-byte of every point that was asked for was read and is right, and nothing less.
+Status 0 means that every byte of every requested point was read and is right.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ TERMINAL_LINE_S = 0.2
 PLAIN_LINE_S = 5.0
 GIB = 1 << 30
 LOOKS = 10
-"""How often the points are listed anew where their writers had let go of all of them before they were read."""
+"""How often the points are listed again if pruning removed all of them before they were read."""
 
 
 class Progress:
@@ -102,7 +101,7 @@ def run(folder: Folder, names: Sequence[str]) -> int:
 
 
 def _read(found: Sequence[FoundPoint], unreadable: Sequence[str], progress: Progress) -> tuple[int, int, int]:
-    """How many are whole, damaged (each is said), and gone meanwhile."""
+    """Count the points that are whole, damaged (each is reported), and pruned meanwhile."""
     damaged = whole = gone = 0
     for problem in unreadable:
         damaged += 1

@@ -1,7 +1,7 @@
-"""How sizes, ages and a state's values are told: to people in a few words, to programs as JSON that loses nothing.
+"""Format sizes, ages and a state's values, as short text for people and as lossless JSON for programs.
 
-Only texts live here. The one idea: what JSON has no word for (bytes, tuples, other keys than texts, nan) is an object
-with one key that says what it is, so that two different values never look the same.
+A value that JSON cannot hold (bytes, tuples, keys that are no text, nan) becomes an object with one key that names its
+type, so that two different values never look alike.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def counted(number: int, thing: str) -> str:
 
 
 def jsonable(tree: Tree) -> Any:
-    """The tree in values that JSON has; tuples, bytes, nan and odd keys as objects that say so."""
+    """Return the tree in JSON's values; tuples, bytes, nan and other keys become objects that name their type."""
     if isinstance(tree, dict):
         looks_like_ours = len(tree) == 1 and str(next(iter(tree))).startswith("$") and TENSOR_KEY not in tree
         if all(type(key) is str for key in tree) and not looks_like_ours:

@@ -39,7 +39,7 @@ class Script:
 
 
 def advise(script: Script, compared: Compared, undisturbed: Outcome, disturbed: Outcome) -> list[str]:
-    """What was seen of the difference, then what is to be changed; empty where there is nothing to say."""
+    """Describe the difference and what to change; empty if there is nothing to report."""
     if undisturbed.problem and _has_ended(undisturbed.events) and not _are_unequal(undisturbed.events):
         return list(dict.fromkeys(undisturbed.said))  # the cause that the job ended with says the rest
     is_survived = not undisturbed.problem and not disturbed.problem
@@ -186,7 +186,7 @@ def _schedules(name: str, tree: ast.Module, in_state: set[str]) -> Iterator[str]
 
 
 def _outside_variables(name: str, tree: ast.Module) -> Iterator[str]:
-    """What a training function changes and no state holds: names of an outer scope, and what is inside of such ones."""
+    """Names of an outer scope, and their contents, that a training function changes and no state holds."""
     for function in ast.walk(tree):
         if not isinstance(function, ast.FunctionDef) or not any(map(_is_run, function.decorator_list)):
             continue

@@ -123,7 +123,7 @@ def _counted_word(count: int, word: str) -> str:
 
 
 def free_port() -> int:
-    """A port that nobody uses on either address of loopback that a drill may need.
+    """Return a port that is free on both loopback addresses that a drill may need.
 
     It is below those that a system gives to outgoing connections (ip(7)), so that none takes it before the scheduler.
     """
@@ -138,7 +138,7 @@ def free_port() -> int:
 def report(
     undisturbed: Outcome, disturbed: Outcome, compared: Compared, seed: int, advice: Sequence[str]
 ) -> dict[str, Any]:
-    """The verdict as plain values. What was planned and not given is listed apart, and keeps a drill from passing."""
+    """Return the verdict as plain values. A planned fault that was not injected keeps a drill from passing."""
     survived = not undisturbed.problem and not disturbed.problem
     lacks_commits = never_commits(undisturbed)
     runs = {name: _told_of(one) for name, one in zip(NAMES, (undisturbed, disturbed), strict=True)}

@@ -35,7 +35,7 @@ class Compared:
     """``steps`` are those that both jobs kept on every rank; ``difference`` is empty where all bits are equal.
 
     ``differing`` is what differs at ``first_step``, the first step at which anything does; ``equal_until`` is the
-    newest step before it that both kept, 0 where there is none.
+    newest step before it that both kept, or 0.
     """
 
     steps: tuple[int, ...]

@@ -1,8 +1,7 @@
-"""How each fault is given: by signals, by an order to the process itself, by a line that is cut, by a library.
+"""Inject each fault: by a signal, an order to the process itself, a cut connection, or a preloaded library.
 
-The giving lives here; when and to whom is ``plan``'s and ``rehearsal``'s. The one idea: whoever gives a fault says what
-was done in words that name process, byte or limit, so that the report lists what happened and not what was meant.
-Signals go only to processes that the job's own pid files name.
+A fault's record names the process, byte or limit, so the report lists what happened and not what was planned. Signals
+go only to processes that the job's own pid files name.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _NOT_SAVED = "was not saved"
 
 @dataclass(slots=True)
 class Tools:
-    """What the faults of one plan need besides signals; ``impossible`` says which this machine does not allow."""
+    """What a plan's faults need besides signals; ``impossible`` names those that this machine does not allow."""
 
     orders: Orders | None = None
     line: Line | None = None
@@ -84,7 +83,7 @@ BY_LIBRARY = {Fault.DISK_FULL, Fault.CLOCK_JUMP}
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """What a fault is given to, at the moment when it is due.
+    """The job at the moment when a fault is due.
 
     ``members`` are the names of the workers that train, by their slots; ``slots`` says which each has. All of them
     wait at a commit until ``let_go`` is called, which is when the fault has struck. ``events`` are the job's so far;
@@ -107,7 +106,7 @@ class Scene:
 
     @property
     def target(self) -> str:
-        """Whose turn it is."""
+        """The worker that the fault strikes."""
         return self.planned.pick(self.members)
 
     @property
@@ -118,7 +117,7 @@ class Scene:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What was done, and to whom; ``damaged`` are checkpoints that are known to be no good since."""
+    """A fault that was injected; ``damaged`` are the checkpoints that it made useless."""
 
     node: str
     did: str
@@ -225,7 +224,7 @@ def _grown(scene: Scene, kind: Kind) -> Callable[[list[Event]], bool]:
 def _forget_memory(scene: Scene, names: Sequence[str], is_too_late: Callable[[list[Event]], bool]) -> str:
     """A machine that has lost its power has an empty /dev/shm; the rooms are free once their processes are gone.
 
-    Once the job has gone on, whoever came in a lost one's place holds its room, with points of its own.
+    After the recovery a replacement holds the lost worker's memory, with points of its own.
     """
     deadline = time.monotonic() + GONE_S
     rooms = {slot: room_path(checkpoint.SHARED_MEMORY, scene.job, slot) for slot in map(scene.slots.__getitem__, names)}
@@ -338,7 +337,7 @@ def _clock_jump(scene: Scene) -> Given:
 
 
 def _bitflip(scene: Scene) -> Given:
-    """All is dead before the bit is changed: else somebody might save a newer point, and this one would not be read."""
+    """Everything is dead before the bit is flipped, or a newer point could be saved and this one not be read."""
     slot, root = scene.slots[scene.target], scene.folder / "ckpt_of_rank"
     scene.leave()
     did = _signal(scene, list(scene.running), signal.SIGKILL)

@@ -1,7 +1,4 @@
-"""What a drill cannot do on this machine, or could not do just then: told in the report, never counted as passed.
-
-Only the exception lives here, apart from whoever raises it; nothing of it leaves the drill.
-"""
+"""The exception for a fault that this machine, or the moment, does not allow: reported, never counted as passed."""
 
 
 class ImpossibleError(Exception):

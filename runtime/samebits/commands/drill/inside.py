@@ -1,12 +1,12 @@
-"""What the processes of a drill do when they are ordered to; a copy of this file runs in each of them, not this one.
+"""What a drill's processes do when ordered to; a copy of this file runs inside each of them.
 
 The drill copies this file into its folder as ``sitecustomize.py`` and puts that folder first on the job's PYTHONPATH.
-So Python's own ``site`` loads it before the script, and it needs nothing but the standard library.
+Python's own ``site`` loads it before the script, and it needs only the standard library.
 
-Faults that only the process itself can meet (a bit of its parameters, its interpreter held, its memory used up) are
-given at the signal SIGRTMAX, if an order lies beside this file. The handler of a signal runs in the main thread between
-two lines of the script, where such a fault strikes, and writes what it does before it does it. And every rank waits at
-the commit that the drill names, so that a fault meets a script of any speed at the step that was drawn.
+Faults that only the process itself can cause (a flipped bit of its parameters, a held interpreter, used-up memory) are
+caused at the signal SIGRTMAX if an order lies beside this file. A signal's handler runs in the main thread between two
+lines of the script, where such a fault strikes, and records what it does before it does it. Every rank waits at the
+commit that the drill names, so that a fault meets a script of any speed at the step that was drawn.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The limit that a worker is to run into: a memory group of its own where this user may make one, else RLIMIT_AS.
+"""A memory limit for one worker: a control group of its own if this user may make one, else RLIMIT_AS.
 
-Only the choice and the making of the group live here. The one idea: control groups of version 2 (the kernel's
-``admin-guide/cgroup-v2``) are folders; whether one may be made, and whether memory is counted in it, can be read there.
+Control groups of version 2 (the kernel's ``admin-guide/cgroup-v2``) are folders, so whether one can be made, and
+whether it counts memory, can be read there.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Orders to the processes of a drill: to do something to themselves, or to wait at a commit.
+"""Orders to a drill's processes: to do something to themselves, or to wait at a commit.
 
-What a process then does is in ``inside``. An order to do something is a file and a signal, which is sent only if the
-kernel says that the process handles it: the signal would end any other process. The commit at which all ranks wait is
-a number in memory that they share with the drill.
+``inside`` carries them out. An order is a file and a signal, which is sent only if the kernel says that the process
+handles it, since it would end any other process. The commit at which all ranks wait is a number in shared memory.
 """
 
 from __future__ import annotations

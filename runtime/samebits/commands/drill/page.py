@@ -1,7 +1,6 @@
-"""A drill's report as one HTML file that needs nothing else: to keep, or to mail.
+"""A drill's report as one HTML file without scripts or other files, to keep or to mail.
 
-Only the words' clothes live here: what is told is ``command.report``'s, in plain values. The one idea: every value is
-text to be escaped, whatever a script, a log or a host's name has put into it, and no script runs in the file.
+Every value is escaped as text, whatever a script, a log or a host's name put into it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""A line between the scheduler and everybody else that can be cut for one process: a proxy on loopback.
+"""A proxy on loopback between the scheduler and its job, which can be cut for one process.
 
-Only the proxy lives here. The scheduler listens on another address of loopback (SCHED_BIND) than the one that the
-others are told (SCHED_HOST), and this passes on bytes between the two. The one idea: a cut line is one over which
-nothing more is passed, and which nobody closes: that is what a network that drops everything looks like to both ends.
-Neither rights nor packet filters are needed; the ranks' own connections, among themselves, are not touched.
+The scheduler listens on another loopback address (SCHED_BIND) than the one in SCHED_HOST, and the proxy passes bytes
+between the two. A cut connection passes nothing and is not closed, as in a network that drops every packet. It needs no
+privileges and does not touch the ranks' own connections.
 """
 
 from __future__ import annotations

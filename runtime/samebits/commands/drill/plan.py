@@ -15,16 +15,16 @@ from samebits.errors import UsageError
 
 
 class Notice(enum.Enum):
-    """What the job's events must show after a fault before the next one may come."""
+    """What the job's events must show after a fault before the next one."""
 
     LOSS = "a member is lost"
     TERM = "a scheduler starts"
-    NOTHING = "nobody may be lost: it trains on"
+    NOTHING = "no worker may be lost: training continues"
     END = "the job ends with its cause"
 
 
 class Fault(enum.StrEnum):
-    """What is done to the job."""
+    """The faults of a drill."""
 
     KILL = "kill"
     SEGFAULT = "segfault"
@@ -45,7 +45,7 @@ class Fault(enum.StrEnum):
 
     @property
     def text(self) -> str:
-        """What it does, for people."""
+        """A description for people."""
         return _FAULTS[self][0]
 
     @property
@@ -92,7 +92,7 @@ class Planned:
     moment: float = 0.0
 
     def pick(self, members: Sequence[str]) -> str:
-        """Whose turn it is among these."""
+        """Return the member that it strikes."""
         return members[int(self.draw * len(members))]
 
 

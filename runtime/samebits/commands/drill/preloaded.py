@@ -1,7 +1,6 @@
-"""The library that a drill preloads into its job: built here from ``libc_faults.c``, and told here what is on.
+"""Build the library that a drill preloads into its job (``libc_faults.c``), and switch its faults on and off.
 
-Only building it and its file of switches live here. The one idea: the job's processes share one mapped file, so a
-switch is one store into memory that all of them see at their next call, and nothing of the machine is changed.
+The job's processes share one mapped file. A switch is one store into it, which all of them see at their next call.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ class Preloaded:
     """The library, for one job.
 
     Args:
-        folder: where it is built.
+        folder: the folder to build it in.
         checkpoints: the folder that ``is_full`` is about.
 
     Raises:

@@ -185,7 +185,7 @@ class Rehearsal:
         return None
 
     def _slots(self, running: Mapping[str, ProcessIdentity]) -> dict[str, int]:
-        """Of the workers that run, by name."""
+        """Return the running workers by name."""
         view = self._view()
         workers = () if view is None else view.workers
         found = {name_of(one.node): one.slot for one in workers}
@@ -343,7 +343,7 @@ def _count(events: Sequence[Event], kind: Kind) -> int:
 
 
 def warnings_in(log_dir: Path) -> list[str]:
-    """What the workers' logs say of a line of the script, each once: the runtime names files as ``train.py:46: …``."""
+    """Return each warning about a line of the script from the workers' logs once (``train.py:46: …``)."""
     found: dict[str, None] = {}
     for log in sorted(log_dir.glob("worker_*.log")):
         for text in _OF_A_LINE.findall(log.read_text(errors="replace")):

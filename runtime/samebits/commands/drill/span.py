@@ -1,7 +1,6 @@
-"""How long a job of the drill lasts, by the drill's own clock: from its first event on disk to its last.
+"""Measure how long a drill's job lasts by the drill's own clock, from its first event on disk to its last.
 
-Only the measuring lives here; what the events say is others'. The one idea: the account is judged by a time that is not
-taken from the events, so the file is looked at by a thread of its own, whatever the drill waits for meanwhile.
+The job's account is checked against a time that is not taken from its events, so a thread watches the file meanwhile.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Span:
         self._thread.start()
 
     def close(self) -> float | None:
-        """Look once more; seconds between the first and the last change of the file, None where there is none."""
+        """Return the seconds between the file's first and last change, or None if it never changed."""
         self._over.set()
         self._thread.join()
         self._look()

@@ -44,7 +44,7 @@ _SETTINGS = {
     "DASHBOARD_PORT": "",
     "CLUSTER_SECRET": "",
 }
-"""Of a check's job: nothing but the repeated steps is compared, and no worker is started again."""
+"""Settings of a check's job: only repeated steps are compared, and no worker is restarted."""
 
 
 def main(words: Sequence[str], request: Request) -> int:

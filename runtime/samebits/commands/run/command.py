@@ -85,13 +85,13 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _names(ready: Ready) -> list[str]:
-    """What is started here, in this order: the scheduler last."""
+    """Return the names to start here, the scheduler last."""
     nodes = ready.start.nodes if ready.start.nodes is not None else job_spec.first_nodes(ready.settings)
     return [*map(name_of, nodes), *([SCHEDULER] if ready.start.has_scheduler else [])]
 
 
 def _shown(ready: Ready, request: Request) -> list[str]:
-    """Whose log lines are shown, in the order of their local ranks."""
+    """Return the workers whose log lines are shown, by local rank."""
     workers = [name for name in _names(ready) if name != SCHEDULER]
     return [name for local_rank, name in enumerate(workers) if request.tee.has(local_rank)]
 
@@ -129,7 +129,7 @@ def _start(ready: Ready) -> None:
 
 
 def _show(ready: Ready, request: Request) -> int:
-    """What a start would do, without doing any of it."""
+    """Print what a start would do."""
     plan = prepare.plan_start(
         prepare.look(ready.settings, ready.port_problem, ready.start.command(fresh=True)), fresh=request.fresh
     )

@@ -25,7 +25,7 @@ from samebits.scheduler_hosts import addresses_in
 
 
 def running_job(request: Request) -> tuple[Path, JobSpec] | None:
-    """The job that is asked for, where it runs already and its hosts are discovered; None where it is to be started."""
+    """Return the requested job if it runs already and its hosts are discovered, else None."""
     settings = _settings(request)
     if settings.host_discovery_script is None or request.fresh or request.dry_run:
         return None
@@ -75,7 +75,7 @@ def placed(request: Request) -> Request:
 
 
 def _is_own(settings: Settings) -> bool:
-    """Whether nobody else can reach any of the scheduler's addresses; of those in a file that is not known yet."""
+    """Return whether only this machine reaches the scheduler; False for addresses in a file."""
     named = addresses_in(settings.sched_host, settings.sched_port)
     return bool(named) and all(config.is_loopback(one.host) for one in named)
 

@@ -182,7 +182,7 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     horovods.add_argument(
         *("--max-np", "--max-num-proc"), type=_count, metavar="N", help="the most (-np); MAX_WORKER_NUM"
     )
-    # Of torchrun's and, the last one, of torch_npu_run's; nothing here depends on them.
+    # Options of torchrun and, the last one, torch_npu_run, which have no effect here.
     for name in ("rdzv-backend", "rdzv-conf", "start-method", "role", "enable-tiered-parallel-tcpstore"):
         names = dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}"))
         where.add_argument(*names, metavar="X", help=argparse.SUPPRESS)
@@ -296,7 +296,7 @@ def _signals(text: str) -> tuple[signal.Signals, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user asks ``run`` for.
+    """A user's request to ``run``.
 
     Attributes:
         way, script, args: the command of a worker.
@@ -439,7 +439,7 @@ def _require_checkable(parser: argparse.ArgumentParser, options: argparse.Namesp
 
 
 HOROVOD_WAIT_S = "600"
-"""HOROVOD_ELASTIC_TIMEOUT, where it is not set."""
+"""HOROVOD_ELASTIC_TIMEOUT's default."""
 
 
 def _take_horovods(parser: argparse.ArgumentParser, options: argparse.Namespace, given: _Given) -> None:
@@ -496,7 +496,7 @@ def nodes_of_host(node_rank: int, hosts: int, per_host: int, spares: int) -> tup
 
 
 def _endpoint(parser: argparse.ArgumentParser, text: str | None) -> tuple[str, str]:
-    """Host and port of torchrun's ``HOST[:PORT]``, IPv6 in brackets; empty where there is none (port 0: any)."""
+    """Return host and port of torchrun's ``HOST[:PORT]``, IPv6 in brackets; empty without one (port 0: any)."""
     if not text:
         return "", ""
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?", text)
@@ -506,7 +506,7 @@ def _endpoint(parser: argparse.ArgumentParser, text: str | None) -> tuple[str, s
 
 
 class _Given:
-    """Today's environment, what is said over it, and what is still to be told to the processes."""
+    """Today's environment, and the settings that the processes get in addition."""
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._environ = environ
@@ -516,7 +516,7 @@ class _Given:
         self.said[name] = value
 
     def value(self, name: str) -> str:
-        """Of one of our variables, also under MindSpore's prefix; empty where nobody says it."""
+        """Return a variable of ours, also under MindSpore's prefix; empty if it is not set."""
         return self.said.get(name) or self._environ.get(name) or self._environ.get(f"MS_{name}") or ""
 
     def foreign(self, name: str) -> str:
@@ -558,7 +558,7 @@ def _take_bounds(
 def _workers_per_node(
     parser: argparse.ArgumentParser, asked: str | None, given: _Given, hosts: int, devices: int | None
 ) -> int | None:
-    """How many workers a host starts; None where the environment says how many the job has."""
+    """Return how many workers a host starts; None if the environment gives the job's number."""
     if asked is None and given.value("WORKER_NUM"):
         total = _number(given.value("WORKER_NUM"))
         if hosts > 1 and total % hosts:
@@ -581,12 +581,12 @@ def _workers_per_node(
 
 
 def _number(text: str) -> int:
-    """What a text that is checked elsewhere counts; 0 where it counts nothing."""
+    """Return a number that is checked elsewhere, 0 if the text is none."""
     return int(text) if re.fullmatch(r"[0-9]{1,6}", text) else 0
 
 
 def _shown(tee: Streams, ranks: frozenset[int] | None) -> Streams:
-    """What of ``tee`` is left by a filter, which alone means: show these."""
+    """Return ``tee`` restricted to the ranks of a filter; a filter alone means: show these."""
     if ranks is None:
         return tee
     return Streams({None: 0, **{rank: tee.of.get(rank, tee.of.get(None, 0)) or 3 for rank in ranks}})

@@ -227,7 +227,7 @@ def _plan_log(found: Found) -> Plan:
 
 
 def _never_began(found: Found, view: JobView) -> bool:
-    """Whether there is nothing to go on from: its script had an error, or it was stopped before its first step."""
+    """Return whether there is nothing to recover: the script failed or was stopped before its first step."""
     if view.step or found.newest_step:
         return False
     # How far it was is known where it said so at its end; a point may lie on another host that it had workers on.
@@ -387,7 +387,7 @@ def prepare(ready: Ready, *, fresh: bool) -> None:
 
 
 def look(settings: Settings, port_problem: str = "", fresh: str = "") -> Found:
-    """Find what there is, without changing anything; ``fresh`` is the command that moves it aside and starts anew."""
+    """Find what there is, without changing anything; ``fresh`` is the command that moves it aside and restarts."""
     found = Found(
         name=settings.job_name,
         recovery_path=settings.recovery_path,
@@ -439,7 +439,7 @@ def _is_same(one: Path | str, other: Path | str) -> bool:
 
 
 def _other_job(settings: Settings) -> str:
-    """What is said of a port that another job's scheduler has; empty where none answers."""
+    """Describe another job's scheduler on this port; empty if none answers."""
     try:
         content = ask_once(settings, ANSWER_TIMEOUT_S)
         job = "" if content is None else str(JobView.of(content))
@@ -471,7 +471,7 @@ def _running_seats(view: JobView | None) -> tuple[str, ...]:
 
 
 def _running_here(started: Settings, view: JobView | None) -> tuple[str, ...]:
-    """Of a job whose folder lies elsewhere than it was started: in a copy the processes it names are the other's."""
+    """Handle a job whose folder was moved or copied: in a copy its pid files name the original's processes."""
     seats = {name_of(one.node): one.identity for one in view.workers} if view is not None else {}
     names = process_names(job_spec.nodes_of(started.log_dir, started))
     identities = {**seats, **read_pid_files(started.log_dir, names)}
