@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "core.point",
             "core.ready",
             "core.records",
+            "core.reports",
             "core.values",
             "core.state",
             "core.work_queue",
@@ -85,7 +86,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     ),
     # Names for who looks for them: each over a part that is there anyway.
     "compat": (
-        *("core.equality", "core.health", "core.key_value", "core.messages", "core.point"),
+        *("core.equality", "core.health", "core.key_value", "core.messages", "core.point", "core.reports"),
         *("store", "service", "training", "compat"),
     ),
     "__init__": ("config", "service", "start_folder", "training", "compat"),

@@ -12,20 +12,16 @@ from typing import TypeVar
 
 from samebits.core.ledger import NAMED, Policy
 from samebits.core.messages import (
-    FINAL,
     PROTOCOL,
     Activity,
     Admitted,
     Copy,
     Credential,
-    Digest,
-    Digests,
     FromScheduler,
     FromWorker,
     GenerationStarted,
     Heartbeat,
     Join,
-    LastWords,
     Leave,
     Pairs,
     Place,
@@ -35,11 +31,12 @@ from samebits.core.messages import (
     Register,
     RoundId,
     RoundOpened,
-    SavedPoints,
+    Said,
 )
 from samebits.core.point import Point
 from samebits.core.ready import Ended, Ready
 from samebits.core.records import GenerationCommitted, Record
+from samebits.core.reports import FINAL, Digest, Digests, LastWords, SavedPoints
 from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled, StopRequested, Tick
 from samebits.core.state import JobState, Seat
 
@@ -215,13 +212,13 @@ class House:
         """The node's holder says that its disk holds these (step, generation), and that they are as everybody's."""
         self.told(node, *points)
         credential = self.credential(node)
-        return self.receive(credential.session, SavedPoints(credential, tuple(Point(*point) for point in points)))
+        return self.receive(credential.session, Said(credential, SavedPoints(tuple(Point(*point) for point in points))))
 
     def told(self, node: str, *points: tuple[int, int], shared: bytes = b"same", commits: int = 1) -> Ready:
         """The node's holder says what its state was at these (step, generation)."""
         credential = self.credential(node)
         digests = tuple(Digest(Point(*point), commits, shared) for point in points)
-        return self.receive(credential.session, Digests(credential, digests))
+        return self.receive(credential.session, Said(credential, Digests(digests)))
 
     def leave(self, node: str, *, on_purpose: bool = True, text: str = "status 0", status: int | None = 0) -> Ready:
         credential = self.credential(node)
@@ -230,7 +227,7 @@ class House:
     def say_last(self, node: str, text: str) -> Ready:
         """An error of the script's own: its last words."""
         credential = self.credential(node)
-        return self.receive(credential.session, LastWords(credential, text, 0))
+        return self.receive(credential.session, Said(credential, LastWords(text)))
 
     # ---- what came of it
 

@@ -14,23 +14,14 @@ from samebits.core.agent_events import (
     Heard,
     Leaving,
     MustEnd,
+    Observed,
     Over,
     Passed,
     Seated,
-    Spoke,
 )
-from samebits.core.messages import (
-    Activity,
-    EndJob,
-    EndKind,
-    Fenced,
-    Finished,
-    Heartbeat,
-    LastWords,
-    Leave,
-    RoundId,
-)
+from samebits.core.messages import Activity, EndJob, EndKind, Fenced, Finished, Heartbeat, Leave, RoundId, Said
 from samebits.core.point import Point
+from samebits.core.reports import LastWords
 from tests.core.desk import CREDENTIAL, STAGES, Desk, done, finished, forming, seated, training, waiting
 
 # ---- the end of training
@@ -127,8 +118,8 @@ def test_the_finished_job_turns_a_newcomer_away_and_leaves_members_alone() -> No
 def test_last_words_and_leave_go_out() -> None:
     desk = training()
     desk.passes(0.1, step=17)
-    desk.step(Spoke("ValueError: no such sample"))
-    assert desk.ready.sends == [LastWords(CREDENTIAL, "ValueError: no such sample", 17)]
+    desk.step(Observed(LastWords("ValueError: no such sample")))
+    assert desk.ready.sends == [Said(CREDENTIAL, LastWords("ValueError: no such sample"), 1, 17)]
     desk.step(Leaving(False, "ValueError"))
     assert desk.ready.sends == [Leave(CREDENTIAL, False, "ValueError", 17)]
     desk.passes(10.0)
@@ -138,7 +129,7 @@ def test_last_words_and_leave_go_out() -> None:
 def test_who_was_never_seated_leaves_without_a_word() -> None:
     desk = Desk()
     desk.step(Connected())
-    desk.step(Spoke("text"))
+    desk.step(Observed(LastWords("text")))
     assert desk.ready.sends == []
     desk.step(Leaving(True, "text"))
     assert desk.ready.sends == []

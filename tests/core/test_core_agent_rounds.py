@@ -19,6 +19,7 @@ from samebits.core.agent_events import (
     Heard,
     Invited,
     Mapped,
+    Observed,
     Passed,
     Trains,
     Waits,
@@ -29,15 +30,14 @@ from samebits.core.messages import (
     Finished,
     Heartbeat,
     Join,
-    Phase,
-    Progress,
     Publish,
     Register,
     RoundId,
     RoundOpened,
-    Still,
+    Said,
 )
 from samebits.core.point import Point
+from samebits.core.reports import Phase, Progress, StallReport
 from tests.core.desk import (
     CREDENTIAL,
     POINTS,
@@ -111,12 +111,16 @@ def test_where_it_stands_still_is_said_with_each_heartbeat_while_it_trains() -> 
     desk = training()
     for _ in range(2):
         desk.now += 1.0
-        desk.step(Passed(60, still))
-        assert desk.said(Still) == [Still(CREDENTIAL, 1, 60, still)]
+        desk.step(Observed(StallReport(still)))
+        desk.step(Passed(60))
+        assert desk.reported(StallReport) == [Said(CREDENTIAL, StallReport(still), 1, 60)]
     desk.step(Completed(1, 60))
     desk.now += 1.0
-    desk.step(Passed(60, still))
-    assert desk.said(Still) == [Still(CREDENTIAL, 1, 60, None)], "nobody waits for one that is done"
+    desk.step(Observed(StallReport(still)))
+    desk.step(Passed(60))
+    assert desk.reported(StallReport) == [Said(CREDENTIAL, StallReport(None), 1, 60)], (
+        "nobody waits for one that is done"
+    )
 
 
 # ---- rounds

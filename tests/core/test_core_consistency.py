@@ -11,27 +11,22 @@ from samebits.core.consistency import GoBack, Repair, Stop, decide
 from samebits.core.equality import EXPLAIN_S, Difference, judge
 from samebits.core.ledger import Mend
 from samebits.core.messages import (
-    FINAL,
-    MAX_DIGESTS,
-    MAX_PARTS,
     SCHEMA,
     Activity,
     Depart,
-    Digest,
-    Digests,
     EndKind,
     EqualPoint,
     Explain,
     GenerationStarted,
     Heartbeat,
     Join,
-    Part,
-    PartKind,
     RoundId,
     RoundOpened,
+    Said,
 )
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, JobInterrupted, RolledBack
+from samebits.core.reports import FINAL, MAX_DIGESTS, MAX_PARTS, Digest, Digests, Part, PartKind
 from samebits.core.restore import Joined, choose
 from samebits.core.state import JobState
 from samebits.core.values import replace
@@ -69,7 +64,7 @@ def says(
     credential = house.credential(node)
     number = house.core.state.generation_number if generation is None else generation
     digest = Digest(Point(step, number), step if commits is None else commits, shared, parts=parts, is_kept=is_kept)
-    house.receive(credential.session, Digests(credential, (digest,)))
+    house.receive(credential.session, Said(credential, Digests((digest,))))
 
 
 def all_say(house: House, step: int, *odd: str, wrong: bytes = b"other") -> None:
@@ -291,7 +286,7 @@ def test_every_order_of_reports_doubled_or_not_leads_to_the_same() -> None:
                 step = 100 if before else 50
                 told[node] = (*before, Digest(Point(step, 1), step, shared, is_kept=True))
                 for _ in range(often):
-                    house.receive(f"s{node}", Digests(house.credential(node), told[node]))
+                    house.receive(f"s{node}", Said(house.credential(node), Digests(told[node])))
             explain(house, 100, "1")
             (record,) = [one for one in house.journal if isinstance(one, RolledBack)]
             texts.add((record.to, record.suspects, record.text))
@@ -381,7 +376,7 @@ def test_a_scheduler_that_was_away_finds_it_in_what_it_is_told_again() -> None:
             Digest(Point(step, 1), step, b"other" if (node, step) == ("1", 100) else b"same", is_kept=True)
             for step in (50, 100)
         )
-        house.receive(credential.session, Digests(credential, told))
+        house.receive(credential.session, Said(credential, Digests(told)))
     explain(house, 100, "1")
     assert house.core.state.back_to == BACK
 
@@ -518,7 +513,7 @@ def test_what_a_liar_says_changes_nothing() -> None:
     honest, lie = house.credential("1"), (Digest(Point(100, 1), 100, b"lie"),)
     for sender in (replace(honest, node="7"), replace(honest, incarnation=9), replace(honest, session="s0")):
         for _ in range(3):
-            house.receive("s1", Digests(sender, lie))
+            house.receive("s1", Said(sender, Digests(lie)))
     for step, generation in ((100, 7), (100, 0), (2**40, 1)):
         says(house, "1", step, b"lie", generation=generation)
     assert house.core.state.rolled_back is None and house.ended is None
@@ -530,11 +525,13 @@ def test_a_message_that_is_too_much_is_none() -> None:
     credential = house_of(2).credential("0")
     digest = Digest(BACK, 1, b"x")
     with pytest.raises(ProtocolError):
-        SCHEMA.unpack(SCHEMA.pack(Digests(credential, (digest,) * (MAX_DIGESTS + 1))))
+        SCHEMA.unpack(SCHEMA.pack(Said(credential, Digests((digest,) * (MAX_DIGESTS + 1)))))
     with pytest.raises(ProtocolError):
-        SCHEMA.unpack(SCHEMA.pack(Digests(credential, (Digest(BACK, 1, b"x" * 65),))))
+        SCHEMA.unpack(SCHEMA.pack(Said(credential, Digests((Digest(BACK, 1, b"x" * 65),)))))
     with pytest.raises(ProtocolError):
-        SCHEMA.unpack(SCHEMA.pack(Digests(credential, (Digest(BACK, 1, b"x", parts=(WEIGHT,) * (MAX_PARTS + 1)),))))
+        SCHEMA.unpack(
+            SCHEMA.pack(Said(credential, Digests((Digest(BACK, 1, b"x", parts=(WEIGHT,) * (MAX_PARTS + 1)),))))
+        )
 
 
 # ---- the restore point

@@ -7,10 +7,11 @@ import itertools
 import pytest
 
 from samebits.core.events import MAX_TEXT, NAMED, Chronicle, Event, Kind
-from samebits.core.messages import Activity, Join, Leave, ProcessEnded, SavedPoints
+from samebits.core.messages import Activity, Join, Leave, ProcessEnded, Said
 from samebits.core.point import Point
 from samebits.core.ready import Level, Note, Ready
 from samebits.core.recoveries import recoveries_of
+from samebits.core.reports import SavedPoints
 from samebits.core.scheduler import EndSeen, Received
 from tests.core.house import House, policy
 
@@ -218,7 +219,7 @@ def stalled(house: Watched, node: str, step: int, seconds: float) -> None:
     """The node's process says what it holds, and how long its steps have waited for saves in all."""
     house.told(node, (step, 1))
     credential = house.credential(node)
-    house.receive(credential.session, SavedPoints(credential, (Point(step, 1),), seconds))
+    house.receive(credential.session, Said(credential, SavedPoints((Point(step, 1),), seconds)))
 
 
 def stalls(house: Watched) -> list[float]:

@@ -12,7 +12,6 @@ from samebits.core.agent_events import (
     Addressed,
     AgentEvent,
     Began,
-    Compared,
     Completed,
     Connected,
     Disconnected,
@@ -20,12 +19,14 @@ from samebits.core.agent_events import (
     Heard,
     Leaving,
     Mapped,
+    Observed,
     Over,
     Passed,
     Trains,
 )
-from samebits.core.messages import FINAL, SCHEMA, Activity, Digest, FromScheduler, FromWorker, Process, ProcessEnded
+from samebits.core.messages import SCHEMA, Activity, FromScheduler, FromWorker, Process, ProcessEnded
 from samebits.core.point import Point
+from samebits.core.reports import FINAL, Digest, Digests
 from samebits.core.scheduler import EndSeen, Received
 from tests.core.house import JOB_NAME, NUMERICS, SETTINGS, House, policy
 
@@ -117,7 +118,7 @@ class Room:
         assert self.activities() == {Activity.TRAINING}
         assert self.house.core.phase() == "training" and self.house.core.state.term == 2
         for session, agent in self.agents.items():
-            self.do(session, Compared((Digest(Point(60, agent.generation), FINAL, b"same"),)))
+            self.do(session, Observed(Digests.of((Digest(Point(60, agent.generation), FINAL, b"same"),))))
             self.do(session, Completed(agent.generation, 60))
         self.settle()
         self.pass_time(4)

@@ -29,17 +29,16 @@ from samebits.core.messages import (
     Credential,
     Heartbeat,
     Join,
-    LastWords,
     Leave,
-    PeerGone,
     Process,
     Publish,
     Register,
     RoundId,
-    SavedPoints,
+    Said,
     StatusQuery,
 )
 from samebits.core.point import Point
+from samebits.core.reports import LastWords, PeerGone, SavedPoints
 from samebits.net.copies import SCHEMA as COPIES
 from samebits.net.copies import Offer, Piece
 from samebits.net.curve import derive_keys
@@ -171,10 +170,10 @@ class Besiegers:
             Heartbeat(sender, 1, chance.choice(list(Activity)), chance.randrange(4), RoundId(1, 1), 10**6),
             Join(sender, RoundId(1, chance.randrange(3)), (Point(10**9, 1),), True, (("threads", "9"),)),
             Publish(sender, 1, b"somewhere else"),
-            SavedPoints(sender, (Point(10**9, 9),)),
-            LastWords(sender, "nothing of the kind", 1),
+            Said(sender, SavedPoints((Point(10**9, 9),))),
+            Said(sender, LastWords("nothing of the kind"), step=1),
             Leave(sender, True, "status 0"),
-            PeerGone(sender, session),
+            Said(sender, PeerGone(session)),
         ]
         return chance.choice(lies)
 

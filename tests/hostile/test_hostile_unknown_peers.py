@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from samebits.core.messages import (
-    MAX_ITEMS,
     PROTOCOL,
     SCHEMA,
     Activity,
@@ -21,7 +20,7 @@ from samebits.core.messages import (
 )
 from samebits.core.point import Point
 from samebits.core.ready import Level, Note
-from samebits.core.values import replace
+from samebits.core.values import MAX_ITEMS, replace
 from samebits.errors import ProtocolError
 from samebits.net.server import Rejection
 from samebits.service.unknown_peers import (

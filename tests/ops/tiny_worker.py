@@ -15,8 +15,8 @@ from typing import NoReturn
 
 from samebits import config
 from samebits.core.agent_events import Entered
-from samebits.core.messages import FINAL, Digest, Figure
 from samebits.core.point import Point
+from samebits.core.reports import FINAL, Digest, Figure
 from samebits.errors import GenerationEndedError, HostsUpdatedInterrupt, JobStoppedError, SameBitsError
 from samebits.service import log
 from samebits.service.agent import Agent

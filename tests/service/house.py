@@ -12,9 +12,10 @@ from pathlib import Path
 from samebits import config
 from samebits.config import Settings
 from samebits.core.agent_events import Entered
-from samebits.core.messages import FINAL, Digest, GenerationStarted
+from samebits.core.messages import GenerationStarted
 from samebits.core.point import Point
 from samebits.core.ready import Ended
+from samebits.core.reports import FINAL, Digest
 from samebits.service.agent import Agent
 from samebits.service.scheduler import SchedulerService
 from tests.system.processes import free_port

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from samebits.core.messages import Credential, LastWords
+from samebits.core.messages import Credential, Said
+from samebits.core.reports import LastWords
 from samebits.core.scheduler import Closed, Event, Received, Stalled, StopRequested
 from samebits.service.scheduler import closes_first
 
 
 def said(session: str, step: int = 0) -> Received:
-    return Received(session, LastWords(Credential("job", session, session, 1), "", step))
+    return Received(session, Said(Credential("job", session, session, 1), LastWords(""), step=step))
 
 
 def test_what_the_closed_ones_said_comes_before_their_close_and_the_others_after() -> None:

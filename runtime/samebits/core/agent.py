@@ -7,6 +7,7 @@ heartbeat is its whole truth, and while it forms a group it repeats its address.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from samebits.core.agent_events import (
@@ -19,7 +20,6 @@ from samebits.core.agent_events import (
     BreakGroup,
     Called,
     CommittedByAll,
-    Compared,
     Completed,
     Connected,
     Disconnected,
@@ -27,7 +27,6 @@ from samebits.core.agent_events import (
     EnterAgain,
     Entered,
     Failed,
-    Felt,
     FoundEqual,
     GaveUp,
     Heard,
@@ -36,16 +35,13 @@ from samebits.core.agent_events import (
     Leaving,
     Mapped,
     MustEnd,
+    Observed,
     Over,
     Passed,
     RefusedByAll,
-    Reported,
-    Saved,
-    SawDeath,
     SchedulerAway,
     SchedulerBack,
     Seated,
-    Spoke,
     ToldToWait,
     Trains,
     Waits,
@@ -56,7 +52,6 @@ from samebits.core.elsewhere import Elsewhere, LookElsewhere
 from samebits.core.key_calls import KeyCalls
 from samebits.core.messages import (
     MAX_END_CHARS,
-    MAX_ODDITY_CHARS,
     PROTOCOL,
     Activity,
     AddressMap,
@@ -77,11 +72,8 @@ from samebits.core.messages import (
     Heartbeat,
     Join,
     KeyAnswer,
-    LastWords,
     Leave,
-    Oddity,
     Pairs,
-    PeerGone,
     Pending,
     Place,
     Process,
@@ -91,11 +83,12 @@ from samebits.core.messages import (
     Register,
     RoundId,
     RoundOpened,
+    Said,
     Standing,
 )
 from samebits.core.point import Point
+from samebits.core.reports import Delivery, Digests, HealthReport, LastWords, Report, SavedPoints
 from samebits.core.values import replace
-from samebits.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,17 +210,11 @@ class AgentCore:
             case Passed():
                 if self.activity is not Activity.DONE:  # there the step is that of the durable commit
                     self.step_count = event.step
-                self._reports.progress, self._reports.pace = event.progress, event.pace
-                self._reports.figures = event.figures
                 self._pass()
             case Heard():
                 self._hear(event.message)
-            case Saved():
-                self._reports.saved, self._reports.stalled_s = event.points, event.stalled_s
-                self._report_saved()
-            case Compared():
-                self._reports.digests = event.digests
-                self._report_digests()
+            case Observed(body):
+                self._observed(body)
             case Connected():
                 self._link = replace(self._link, state=LinkState.OPEN)
                 self._elsewhere.opened(self._now)
@@ -246,25 +233,13 @@ class AgentCore:
             case Trains(generation):
                 if generation == self.generation and self.activity is Activity.FORMING:
                     self._become(Activity.TRAINING)
-                    self._report_saved()
+                    self._repeat(SavedPoints)
             case Completed(generation, step):
                 self.step_count = step
                 if generation == self.generation and self.activity is Activity.TRAINING:
                     self._become(Activity.DONE)
                     if self._offer and self._is_invited() and self._offer.is_gentle:  # no commit to leave at came
                         self._ready.notices.append(BreakGroup(self._offer.text))
-            case Spoke(text):
-                if self._seat is not None:
-                    self._send(LastWords(self._seat.sender, text, self.step_count))
-            case SawDeath(session):
-                if sender := self._sender:  # else the scheduler finds out by itself
-                    self._send(PeerGone(sender, session))
-            case Felt(ailments):
-                self._reports.ailments = ailments
-                self._report_health()
-            case Reported(step, text, is_verdict, comes_again):
-                if sender := self._sender:  # else nobody hears of it, besides who reads its log
-                    self._send(Oddity(sender, step, printable(text, MAX_ODDITY_CHARS), is_verdict, comes_again))
             case Called(ticket, ask):
                 self._key_calls.begin(ticket, ask, self._now)
                 self._call_keys()
@@ -345,17 +320,25 @@ class AgentCore:
         if self._blob is not None and (sender := self._sender):
             self._send(Publish(sender, self.generation, self._blob))
 
-    def _report_saved(self) -> None:
-        if sender := self._sender:
-            self._ready.sends += self._reports.of_saved(sender)
+    def _observed(self, body: Report) -> None:
+        if body.delivery is Delivery.ONCE:
+            # A process that dies says why even if the scheduler has not answered on this connection yet.
+            sender = self._seat.sender if self._seat and isinstance(body, LastWords) else self._sender
+            if sender is not None:
+                self._say(sender, [body])
+            return
+        self._reports.take(body)
+        if body.delivery is Delivery.KEPT:
+            self._repeat(type(body))
 
-    def _report_digests(self) -> None:
+    def _repeat(self, *kinds: type[Report]) -> None:
+        """Send the newest report of each of these kinds."""
         if sender := self._sender:
-            self._ready.sends += self._reports.of_digests(sender)
+            for kind in kinds:
+                self._say(sender, self._reports.now(kind))
 
-    def _report_health(self) -> None:
-        if sender := self._sender:
-            self._ready.sends += self._reports.of_health(sender)
+    def _say(self, sender: Credential, bodies: Iterable[Report]) -> None:
+        self._ready.sends += [Said(sender, body, self.generation, self.step_count) for body in bodies]
 
     def _call_keys(self) -> None:
         if sender := self._sender:
@@ -375,14 +358,9 @@ class AgentCore:
             self._heartbeat()
             self._beat_at = self._now + self._policy.heartbeat_interval_s
             self._publish()
-            is_training = self.activity is Activity.TRAINING
-            self._ready.sends += self._reports.of_stillness(
-                sender, self.generation, self.step_count, trains=is_training
-            )
-            self._ready.sends += self._reports.of_pace(sender, self.generation, trains=is_training)
-            self._ready.sends += self._reports.of_figures(sender)
+            self._say(sender, self._reports.with_heartbeat(is_training=self.activity is Activity.TRAINING))
             if self.activity is Activity.DONE:
-                self._report_digests()
+                self._repeat(Digests)
         deadline = self._patience_ends_at()
         if deadline is not None and deadline <= self._now:
             self._lose_patience()
@@ -522,7 +500,7 @@ class AgentCore:
             case Explain():
                 if self._is_of_my_job(message):
                     self._reports.to_explain = (message.point, message.commits)
-                    self._report_digests()
+                    self._repeat(Digests)
             case KeyAnswer():
                 if message.session == self._policy.session and message.term >= self.term:
                     ticket = self._key_calls.answered(message.number)
@@ -578,16 +556,14 @@ class AgentCore:
         if message.finished is not None:
             self._finished(message.finished)
         self._key_calls.say_all_again(self._now)
-        self._reports.say_figures_again()
+        self._reports.begin_connection()
         self._call_keys()
         if first:  # its registration said it all
             self._beat_at = self._now + self._policy.first_beat_s
         else:
             self._heartbeat()
             self._publish()
-            self._report_saved()
-            self._report_digests()
-            self._report_health()
+            self._repeat(SavedPoints, Digests, HealthReport)
 
     def _refused(self, message: Refused) -> None:
         if message.session != self._policy.session or (message.job == self.job != "" and self._is_late(message.term)):
@@ -660,6 +636,7 @@ class AgentCore:
         blob = self._entered.blob if is_ready else b""
         self.generation, self._blob, self._entered = message.generation, blob or None, None
         self._started = message
+        self._reports.end_training()
         self._sit(message.slot)
         if self._offer is not None:
             self._offer = replace(self._offer, must_look=False, back_to=None)

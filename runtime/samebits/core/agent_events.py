@@ -12,10 +12,7 @@ from dataclasses import dataclass, field
 from samebits.core.elsewhere import LookElsewhere
 from samebits.core.messages import (
     Admitted,
-    Ailment,
     Copy,
-    Digest,
-    Figure,
     FromScheduler,
     FromWorker,
     GenerationStarted,
@@ -26,10 +23,9 @@ from samebits.core.messages import (
     Page,
     Pairs,
     Place,
-    Progress,
-    StepTime,
 )
 from samebits.core.point import Point
+from samebits.core.reports import Report
 
 # ---- events
 
@@ -52,25 +48,17 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How long the last steps took: so many, and one of them. Each window of steps is another object."""
+class Passed:
+    """Time has passed; ``step`` is the process's count of completed optimizer steps."""
 
-    steps: int
-    time: StepTime
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """Time has passed.
+class Observed:
+    """A sensor of the process has made this report."""
 
-    ``step`` is the process's count of completed optimizer steps; ``progress`` where it stands, if it does not come on;
-    ``pace`` how long its last steps took, where that is known; ``figures`` what it measures, the newest of each.
-    """
-
-    step: int
-    progress: Progress | None = None
-    pace: Pace | None = None
-    figures: tuple[Figure, ...] = ()
+    body: Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,57 +104,11 @@ class Trains:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """These points are durable on the process's disk: its newest, rising; so long its steps have waited for saves."""
-
-    points: tuple[Point, ...]
-    stalled_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """What the process's state was at these commits: all that it remembers, with their parts."""
-
-    digests: tuple[Digest, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Completed:
     """The user's function returned; the commit of ``step`` is durable."""
 
     generation: int
     step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Spoke:
-    """The process is about to die of this."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class SawDeath:
-    """The process of that session, on this host, is dead."""
-
-    session: str
-
-
-@dataclass(frozen=True, slots=True)
-class Felt:
-    """What is wrong with the process's host, all of it; said at a change, and again while there is any."""
-
-    ailments: tuple[Ailment, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """The script has reported a number that is none that training can have; or what was at fault, once it is known."""
-
-    step: int
-    text: str
-    is_verdict: bool = False
-    comes_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,17 +164,12 @@ AgentEvent = (
     | Disconnected
     | Heard
     | Passed
+    | Observed
     | Failed
     | Entered
     | Addressed
     | Trains
-    | Saved
-    | Compared
     | Completed
-    | Spoke
-    | SawDeath
-    | Felt
-    | Reported
     | Called
     | GaveUp
     | RefusedByAll

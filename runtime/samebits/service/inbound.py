@@ -12,28 +12,15 @@ from typing import Protocol
 
 from samebits.core.messages import (
     Decision,
-    Digests,
-    Figures,
-    Heartbeat,
-    Join,
-    KeyCall,
-    LastWords,
-    Leave,
-    Oddity,
-    Paced,
-    PeerGone,
+    FromWorker,
     ProcessEnded,
     ProcessSeen,
-    Publish,
     Refusal,
     Refused,
     Register,
     Restarting,
-    SavedPoints,
     StatusQuery,
-    Still,
     StopJob,
-    Unwell,
 )
 from samebits.core.ready import Note, Ready
 from samebits.core.scheduler import Decided, EndSeen, Event, Received, ReplacementsStarting, SightTold, StopRequested
@@ -141,25 +128,7 @@ def _event_in(peer: str, message: object) -> Told | str:
             return SightTold(message)
         case Restarting():
             return ReplacementsStarting()
-        case Register():
-            session = message.session
-        case (
-            Heartbeat()
-            | Join()
-            | Publish()
-            | LastWords()
-            | Leave()
-            | SavedPoints()
-            | PeerGone()
-            | Digests()
-            | Still()
-            | KeyCall()
-            | Unwell()
-            | Oddity()
-            | Paced()
-            | Figures()
-        ):
-            session = message.sender.session
-        case _:
-            return f"{type(message).__name__} is not a worker's message"
+    if not isinstance(message, FromWorker):
+        return f"{type(message).__name__} is not a worker's message"
+    session = message.session if isinstance(message, Register) else message.sender.session
     return Received(peer, message) if session == peer else "it speaks for another session"

@@ -24,8 +24,9 @@ from pathlib import Path
 from samebits import config
 from samebits.config import Role, Settings
 from samebits.core.agent_events import Entered
-from samebits.core.messages import FINAL, Digest, GenerationStarted
+from samebits.core.messages import GenerationStarted
 from samebits.core.point import Point
+from samebits.core.reports import FINAL, Digest
 from samebits.errors import GenerationEndedError, SameBitsError, SettingsError
 from samebits.net.address import free_port
 from samebits.service import log

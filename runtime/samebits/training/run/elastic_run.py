@@ -16,8 +16,9 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from samebits.core.agent_events import EnterAgain, Entered
-from samebits.core.messages import GenerationStarted, Place, Progress
+from samebits.core.messages import GenerationStarted, Place
 from samebits.core.point import Point
+from samebits.core.reports import Progress
 from samebits.errors import (
     DuplicateNodeError,
     FencedError,
