@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     # These read the core's types and its sums of events; decisions stay with the scheduler.
     "account": ("core.events", "core.goodput", "core.recoveries", "service.events", "store", "account"),
     "launcher": (
-        *("core.cause_table", "core.hangs", "core.lines", "core.placement", "core.point", "core.restarts"),
+        *("core.cause_table", "core.ends", "core.hangs", "core.lines", "core.placement", "core.point", "core.restarts"),
         *("service.cause_file", "service.fork_orders", "service.job_journal", "service.process_state"),
         *("service.scheduler_address", "service.stacks", "service.status"),
         *("account", "config", "earlier", "launcher", "net", "scheduler_hosts", "spelling", "store", "tracebacks"),
@@ -73,7 +73,15 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
         *("config", "hosts", "launcher", "option_types", "store"),
     ),
     "commands": (
-        *("core.autoscale", "core.cause_table", "core.escalation", "core.events", "core.goodput", "core.hangs"),
+        *(
+            "core.autoscale",
+            "core.cause_table",
+            "core.ends",
+            "core.escalation",
+            "core.events",
+            "core.goodput",
+            "core.hangs",
+        ),
         *("core.hosts", "core.lines", "core.placement", "core.spans"),
         *("service.cause_file", "service.events", "service.scheduler_address", "service.stacks", "service.status"),
         *("account", "commands", "config", "exit_codes", "hosts", "launcher", "net", "option_types"),

@@ -20,8 +20,9 @@ from samebits import strict_json
 from samebits.__main__ import main
 from samebits.core import messages, records
 from samebits.core.cause_kinds import Observation
+from samebits.core.ends import EndKind
 from samebits.core.events import Event, Kind
-from samebits.core.messages import Credential, EndKind, Leave, Process, ProcessEnded, Register, Said
+from samebits.core.messages import Credential, Leave, Process, ProcessEnded, Register, Said
 from samebits.core.point import Point
 from samebits.core.reports import LastWords
 from samebits.errors import SettingsError

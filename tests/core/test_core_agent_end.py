@@ -10,7 +10,6 @@ from samebits.core.agent_events import (
     Completed,
     Connected,
     Disconnected,
-    EndReason,
     Heard,
     Leaving,
     MustEnd,
@@ -19,7 +18,8 @@ from samebits.core.agent_events import (
     Passed,
     Seated,
 )
-from samebits.core.messages import Activity, EndJob, EndKind, Fenced, Finished, Heartbeat, Leave, RoundId, Said
+from samebits.core.ends import EndKind
+from samebits.core.messages import Activity, EndJob, Fenced, Finished, Heartbeat, Leave, RoundId, Said
 from samebits.core.point import Point
 from samebits.core.reports import LastWords
 from tests.core.desk import CREDENTIAL, STAGES, Desk, done, finished, forming, seated, training, waiting
@@ -61,7 +61,7 @@ def test_who_is_seated_after_the_end_is_told_at_once() -> None:
 def test_a_fenced_process_must_end_and_says_no_other_word(stage: Callable[[], Desk]) -> None:
     desk = stage()
     desk.hear(Fenced("job-1", "mine", 1, "the seat is held by another"))
-    assert desk.ready.notices == [MustEnd(EndReason.FENCED, "the seat is held by another")]
+    assert desk.ready.notices == [MustEnd(EndKind.FENCED, "the seat is held by another")]
     for event in (Passed(9), Leaving(True, "bye"), Connected(), Heard(Finished("job-1", 1, Point(60, 1)))):
         desk.now += 5
         desk.step(event)
@@ -76,18 +76,12 @@ def test_a_fence_for_another_session_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        (EndKind.STOPPED, EndReason.STOPPED),
-        (EndKind.INTERRUPTED, EndReason.INTERRUPTED),
-        (EndKind.FORMATION_TIMEOUT, EndReason.FORMATION_TIMEOUT),
-        (EndKind.FAILED, EndReason.FAILED),
-    ],
+    "kind", [EndKind.STOPPED, EndKind.INTERRUPTED, EndKind.FORMATION_TIMEOUT, EndKind.FAILED, EndKind.POINTS_LOST]
 )
-def test_the_end_of_the_job_ends_the_process(kind: EndKind, reason: EndReason) -> None:
+def test_the_end_of_the_job_ends_the_process(kind: EndKind) -> None:
     desk = training()
     desk.hear(EndJob("job-1", 1, kind, "why"))
-    assert desk.ready.notices == [MustEnd(reason, "why")]
+    assert desk.ready.notices == [MustEnd(kind, "why")]
     desk.hear(EndJob("job-1", 1, kind, "why"))
     assert desk.ready.notices == []
     desk.passes(1.0)
@@ -109,7 +103,7 @@ def test_the_finished_job_turns_a_newcomer_away_and_leaves_members_alone() -> No
     desk = Desk()
     desk.step(Connected())
     desk.hear(EndJob("job-1", 1, EndKind.FINISHED, "job finished"))
-    assert desk.ready.notices == [MustEnd(EndReason.REFUSED, "the job is finished: there is nothing left to do")]
+    assert desk.ready.notices == [MustEnd(EndKind.REFUSED, "the job is finished: there is nothing left to do")]
     desk = finished()
     desk.hear(EndJob("job-1", 1, EndKind.FINISHED, "job finished"))
     assert desk.ready.notices == []

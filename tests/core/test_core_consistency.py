@@ -8,13 +8,13 @@ import pytest
 
 from samebits.core.agent_events import EnterAgain, Entered, Failed, FoundEqual, Trains
 from samebits.core.consistency import GoBack, Repair, Stop, decide
+from samebits.core.ends import EndKind
 from samebits.core.equality import EXPLAIN_S, Difference, judge
 from samebits.core.ledger import Mend
 from samebits.core.messages import (
     SCHEMA,
     Activity,
     Depart,
-    EndKind,
     EqualPoint,
     Explain,
     GenerationStarted,

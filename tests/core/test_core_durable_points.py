@@ -6,7 +6,8 @@ import pytest
 
 from samebits.core.agent_events import CommittedByAll, Disconnected, Observed
 from samebits.core.agent_events import Connected as Reconnected
-from samebits.core.messages import CommittedPoint, EndKind, RoundOpened, Said
+from samebits.core.ends import EndKind
+from samebits.core.messages import CommittedPoint, RoundOpened, Said
 from samebits.core.point import Point
 from samebits.core.records import PointCommitted
 from samebits.core.reports import MAX_SAVED_POINTS, SavedPoints

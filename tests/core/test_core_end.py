@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from samebits.core.messages import Activity, EndJob, EndKind, Finished, ProcessEnded, RoundOpened
+from samebits.core.ends import EndKind
+from samebits.core.messages import Activity, EndJob, Finished, ProcessEnded, RoundOpened
 from samebits.core.point import Point
 from samebits.core.ready import Ended
 from samebits.core.records import (

@@ -6,8 +6,9 @@ import pytest
 
 from samebits.core.agent_events import Connected as Reconnected
 from samebits.core.agent_events import Disconnected, MustEnd, Observed
+from samebits.core.ends import EndKind
 from samebits.core.equality import EXPLAIN_S, Judgement, differences, judge, sentence
-from samebits.core.messages import Activity, EndJob, EndKind, Explain, Heartbeat, Said
+from samebits.core.messages import Activity, EndJob, Explain, Heartbeat, Said
 from samebits.core.point import Point
 from samebits.core.records import JobInterrupted, PointCommitted, TrainingFinished
 from samebits.core.reports import FINAL, MAX_DIGESTS, Digest, Digests, Part, PartKind, SavedPoints

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from samebits.core.ending import END_GRACE_S
+from samebits.core.ends import EndKind
 from samebits.core.messages import (
     PROTOCOL,
     Activity,
     Admitted,
     EndJob,
-    EndKind,
     Fenced,
     Finished,
     GenerationStarted,

@@ -20,7 +20,8 @@ import pytest
 
 from samebits.core import records
 from samebits.core.agent_events import Entered
-from samebits.core.messages import EndKind, GenerationStarted, Status, StatusQuery, StopJob
+from samebits.core.ends import EndKind
+from samebits.core.messages import GenerationStarted, Status, StatusQuery, StopJob
 from samebits.core.point import Point
 from samebits.core.ready import Ended
 from samebits.core.records import JobCreated, Record, SeatGranted, SeatLost

@@ -13,9 +13,10 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from samebits.core.ends import EndKind
 from samebits.core.hangs import Doing, Sight
 from samebits.core.key_records import KeyRecord
-from samebits.core.messages import EndKind, FromScheduler, FromWorker
+from samebits.core.messages import FromScheduler, FromWorker
 from samebits.core.ready import Ended, Ready, Send
 from samebits.core.records import Record
 from samebits.core.scheduler import Closed, Decided, Event, Received, SchedulerCore, Seen, Stalled, StopRequested, Tick

@@ -23,7 +23,6 @@ from samebits.core.agent_events import (
     Completed,
     Connected,
     Disconnected,
-    EndReason,
     EnterAgain,
     Entered,
     Failed,
@@ -41,6 +40,7 @@ from samebits.core.agent_events import (
     Seated,
     Trains,
 )
+from samebits.core.ends import EndKind
 from samebits.core.lines import number_of
 from samebits.core.messages import PROTOCOL, FromScheduler, FromWorker, Pairs, Place, Process, Register, RoundId
 from samebits.core.point import Point
@@ -86,11 +86,11 @@ class Oddity(enum.Enum):
 
 
 _JOB_ENDED = (
-    EndReason.STOPPED,
-    EndReason.INTERRUPTED,
-    EndReason.FORMATION_TIMEOUT,
-    EndReason.UNEQUAL,
-    EndReason.POINTS_LOST,
+    EndKind.STOPPED,
+    EndKind.INTERRUPTED,
+    EndKind.FORMATION_TIMEOUT,
+    EndKind.UNEQUAL,
+    EndKind.POINTS_LOST,
 )
 IN_GROUP = (Stage.FORMING, Stage.TRAINING, Stage.SAVING, Stage.DONE)
 
@@ -461,8 +461,8 @@ class Worker:
         if self.stage in (Stage.STARTING, Stage.RENDEZVOUS, Stage.LEAVING_GROUP):
             self._leave(on_purpose=True, text="it was asked to")
 
-    def _must_end(self, reason: EndReason, text: str) -> None:
-        if reason is EndReason.STUCK:  # the control thread's doing: the main thread would not come out
+    def _must_end(self, reason: EndKind, text: str) -> None:
+        if reason is EndKind.STUCK:  # the control thread's doing: the main thread would not come out
             self.world.count("worker ended for a hang")
             self._leave(on_purpose=False, text=text)
         elif reason in _JOB_ENDED:

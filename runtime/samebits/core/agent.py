@@ -23,7 +23,6 @@ from samebits.core.agent_events import (
     Completed,
     Connected,
     Disconnected,
-    EndReason,
     EnterAgain,
     Entered,
     Failed,
@@ -49,6 +48,7 @@ from samebits.core.agent_events import (
 from samebits.core.agent_reports import Reports
 from samebits.core.agent_states import HeldSeat, Link, LinkState, Offer, Request, Stage
 from samebits.core.elsewhere import Elsewhere, LookElsewhere
+from samebits.core.ends import EndKind
 from samebits.core.key_calls import KeyCalls
 from samebits.core.messages import (
     MAX_END_CHARS,
@@ -60,7 +60,6 @@ from samebits.core.messages import (
     Credential,
     Depart,
     EndJob,
-    EndKind,
     EqualPoint,
     Explain,
     Fenced,
@@ -114,18 +113,6 @@ class AgentPolicy:
         None  # how long a scheduler may be silent where there may be others; None: there are none
     )
     stranger_retry_s: float = 5.0  # how often a training worker tries a scheduler that does not know its job
-
-
-_END_REASONS = {
-    EndKind.STOPPED: EndReason.STOPPED,
-    EndKind.INTERRUPTED: EndReason.INTERRUPTED,
-    EndKind.FORMATION_TIMEOUT: EndReason.FORMATION_TIMEOUT,
-    EndKind.FAILED: EndReason.FAILED,
-    EndKind.SCRIPT_FAILED: EndReason.SCRIPT_FAILED,
-    EndKind.UNTRAINED: EndReason.UNTRAINED,
-    EndKind.UNEQUAL: EndReason.UNEQUAL,
-    EndKind.POINTS_LOST: EndReason.POINTS_LOST,
-}
 
 
 class AgentCore:
@@ -248,7 +235,7 @@ class AgentCore:
                 self._call_keys()
             case RefusedByAll(text):
                 if self.activity is not Activity.TRAINING:  # which goes on, as without a scheduler
-                    self._end(EndReason.REFUSED, f"worker {self._policy.node}: {text}")
+                    self._end(EndKind.REFUSED, f"worker {self._policy.node}: {text}")
             case Leaving(on_purpose, text, status):
                 if self._seat is not None:
                     self._send(Leave(self._seat.sender, on_purpose, text, self.step_count, status))
@@ -382,11 +369,11 @@ class AgentCore:
     def _lose_patience(self) -> None:
         waited = f"after {self._policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
         if self._link.refused_since is not None and self._link.refusal is Refusal.FULL:
-            self._end(EndReason.REFUSED, f"worker {self._policy.node}: every seat is still held {waited}")
+            self._end(EndKind.REFUSED, f"worker {self._policy.node}: every seat is still held {waited}")
         elif self._link.refused_since is not None:
-            self._end(EndReason.DUPLICATE, f"worker {self._policy.node}: its seat is still held {waited}")
+            self._end(EndKind.DUPLICATE, f"worker {self._policy.node}: its seat is still held {waited}")
         else:
-            self._end(EndReason.UNREACHABLE, f"worker {self._policy.node}: no scheduler answered {waited}")
+            self._end(EndKind.UNREACHABLE, f"worker {self._policy.node}: no scheduler answered {waited}")
 
     def _wake_at(self) -> float | None:
         if self._stage is Stage.OVER:
@@ -481,7 +468,7 @@ class AgentCore:
             case Fenced():
                 is_of_my_job = not self.seated or (message.job == self.job and not self._is_late(message.term))
                 if message.session == self._policy.session and is_of_my_job:
-                    self._end(EndReason.FENCED, message.text, may_return=message.may_return)
+                    self._end(EndKind.FENCED, message.text, may_return=message.may_return)
             case RoundOpened():
                 if self._is_for_me(message):
                     self._round_opened(message)
@@ -509,7 +496,7 @@ class AgentCore:
                     self._call_keys()
             case GiveUp():
                 if self._is_for_me(message):
-                    self._end(EndReason.STUCK, message.text)
+                    self._end(EndKind.STUCK, message.text)
             case Depart():
                 if self._is_for_me(message) and not self._departs:
                     self._departs = True  # it is asked until it has left, and owes one answer
@@ -569,13 +556,13 @@ class AgentCore:
         if message.session != self._policy.session or (message.job == self.job != "" and self._is_late(message.term)):
             return
         if message.refusal is Refusal.NUMERICS:
-            self._end(EndReason.NUMERICS, message.text)
+            self._end(EndKind.NUMERICS, message.text)
         elif self.activity is Activity.TRAINING:
             # A scheduler that does not know this job must not stop its training.
             self._ask_at = self._now + self._policy.stranger_retry_s
             self._ready.notices.append(ToldToWait(message.text, self._policy.stranger_retry_s))
         elif message.retry_after_s <= 0:
-            self._end(EndReason.REFUSED, message.text)
+            self._end(EndKind.REFUSED, message.text)
         elif not self._link.is_registered:
             self._ask_at = self._now + message.retry_after_s
             if message.refusal is Refusal.COOLING_DOWN:
@@ -654,13 +641,13 @@ class AgentCore:
             return
         if message.kind is EndKind.FINISHED:
             if not self.seated:
-                self._end(EndReason.REFUSED, "the job is finished: there is nothing left to do")
+                self._end(EndKind.REFUSED, "the job is finished: there is nothing left to do")
         else:
-            self._end(_END_REASONS[message.kind], message.text)
+            self._end(message.kind, message.text)
 
-    def _end(self, reason: EndReason, text: str, *, may_return: bool = False) -> None:
+    def _end(self, reason: EndKind, text: str, *, may_return: bool = False) -> None:
         if self._stage is Stage.GOES_ON:
             self._ready.notices.append(MustEnd(reason, text, may_return))
             # The seat stays held until the process really leaves; whoever holds none must not say another word.
-            is_unseated = reason in (EndReason.FENCED, EndReason.REFUSED, EndReason.NUMERICS, EndReason.DUPLICATE)
+            is_unseated = reason in (EndKind.FENCED, EndKind.REFUSED, EndKind.NUMERICS, EndKind.DUPLICATE)
             self._stage = Stage.OVER if is_unseated else Stage.TOLD_TO_END

@@ -6,10 +6,10 @@ in ``core/agent.py``.
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 
 from samebits.core.elsewhere import LookElsewhere
+from samebits.core.ends import EndKind
 from samebits.core.messages import (
     Admitted,
     Copy,
@@ -180,25 +180,6 @@ AgentEvent = (
 # ---- notices
 
 
-class EndReason(enum.Enum):
-    """Why the process must end."""
-
-    FENCED = "fenced"
-    DUPLICATE = "duplicate"
-    REFUSED = "refused"
-    NUMERICS = "numerics"
-    UNREACHABLE = "unreachable"
-    STOPPED = "stopped"
-    INTERRUPTED = "interrupted"
-    FORMATION_TIMEOUT = "formation timeout"
-    FAILED = "failed"
-    SCRIPT_FAILED = "script failed"
-    UNTRAINED = "untrained"
-    UNEQUAL = "unequal"
-    POINTS_LOST = "points lost"
-    STUCK = "stuck"
-
-
 @dataclass(frozen=True, slots=True)
 class Seated:
     """The process has a seat."""
@@ -295,7 +276,7 @@ class Over:
 class MustEnd:
     """The process has no place in the job any more."""
 
-    reason: EndReason
+    reason: EndKind
     text: str
     may_return: bool = False  # with a new session, once it is out of its generation
 

@@ -13,6 +13,7 @@ from typing import Annotated, NamedTuple
 
 import msgspec
 
+from samebits.core.ends import EndKind
 from samebits.core.hangs import Doing
 from samebits.core.point import Point
 from samebits.core.reports import Report
@@ -81,20 +82,6 @@ class Refusal(enum.IntEnum):
     NUMERICS = 7
     RECOVERY_OFF = 8  # a known node comes back where ENABLE_RECOVERY=0
     STOPPING = 9
-
-
-class EndKind(enum.IntEnum):
-    """How a job ends for everybody."""
-
-    FINISHED = 1
-    STOPPED = 2  # the user asked; recoverable
-    INTERRUPTED = 3  # no worker is left; recoverable
-    FORMATION_TIMEOUT = 4  # a round waited TOPO_TIMEOUT; recoverable
-    FAILED = 5  # ENABLE_RECOVERY=0 and a process died
-    SCRIPT_FAILED = 6  # no worker is left, and most were ended by an error of the script; recoverable
-    UNTRAINED = 7  # every worker's program came to its end, and none has trained with the others
-    UNEQUAL = 8  # the ranks did not hold the same state
-    POINTS_LOST = 9  # every copy of the restore points is gone; recoverable once they are brought back
 
 
 class KeyOp(enum.IntEnum):

@@ -6,7 +6,8 @@ seconds of the scheduler host's boot clock and mean something only together with
 
 from __future__ import annotations
 
-from samebits.core.messages import EndKind, Pairs, Process, RoundId
+from samebits.core.ends import EndKind
+from samebits.core.messages import Pairs, Process, RoundId
 from samebits.core.point import Cut, Point
 from samebits.core.values import Int, Schema, Text, Told, Value
 

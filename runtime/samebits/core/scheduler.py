@@ -17,6 +17,7 @@ from samebits.core.consistency import Consistency
 from samebits.core.departures import ask_to_leave
 from samebits.core.durable_points import DurablePoints
 from samebits.core.ending import Ending
+from samebits.core.ends import EndKind
 from samebits.core.equality import Equality
 from samebits.core.hangs import Sight
 from samebits.core.key_records import KeyRecord
@@ -27,7 +28,6 @@ from samebits.core.lost_records import told_more
 from samebits.core.messages import (
     Activity,
     Credential,
-    EndKind,
     Finished,
     FromWorker,
     Heartbeat,

@@ -38,7 +38,6 @@ from samebits.core.agent_events import (
     Completed,
     Connected,
     Disconnected,
-    EndReason,
     EnterAgain,
     Entered,
     Failed,
@@ -64,6 +63,7 @@ from samebits.core.agent_events import (
     Waits,
 )
 from samebits.core.elsewhere import LookElsewhere
+from samebits.core.ends import EndKind
 from samebits.core.key_calls import MAX_OPEN_CALLS
 from samebits.core.messages import Admitted, GenerationStarted, KeyAnswer, KeyOp, Place
 from samebits.core.point import Point
@@ -83,26 +83,14 @@ from samebits.core.reports import (
     StepTiming,
 )
 from samebits.errors import (
-    DuplicateNodeError,
     FencedError,
-    FormationTimeoutError,
     GenerationEndedError,
     HostsUpdatedInterrupt,
-    JobFailedError,
-    JobInterruptedError,
-    JobStoppedError,
     KeyValueError,
     KeyValueTimeoutError,
-    NumericsError,
-    PointsLostError,
-    RefusedError,
     SameBitsError,
-    SchedulerUnreachableError,
-    ScriptFailedError,
     SecretError,
     StuckError,
-    UnequalError,
-    UntrainedError,
 )
 from samebits.net.client import Client, Down, Got, PassedOver, ShutOut, TurnedAway, Up
 from samebits.net.curve import cluster_keys
@@ -128,22 +116,6 @@ COUNTDOWN_S = 5.0  # how often a process that waits for its seat says how long
 _MEMBER_LOST = "a member was lost: this generation is over"
 
 _Found = TypeVar("_Found")
-
-_ERRORS: dict[EndReason, type[SameBitsError]] = {
-    EndReason.DUPLICATE: DuplicateNodeError,
-    EndReason.REFUSED: RefusedError,
-    EndReason.NUMERICS: NumericsError,
-    EndReason.UNREACHABLE: SchedulerUnreachableError,
-    EndReason.STOPPED: JobStoppedError,
-    EndReason.INTERRUPTED: JobInterruptedError,
-    EndReason.FORMATION_TIMEOUT: FormationTimeoutError,
-    EndReason.FAILED: JobFailedError,
-    EndReason.SCRIPT_FAILED: ScriptFailedError,
-    EndReason.UNTRAINED: UntrainedError,
-    EndReason.UNEQUAL: UnequalError,
-    EndReason.POINTS_LOST: PointsLostError,
-    EndReason.STUCK: StuckError,
-}
 
 
 class Agent:
@@ -636,12 +608,13 @@ class Agent:
                 with self._changed:
                     self._over = point
                     self._changed.notify_all()
-            case MustEnd(EndReason.FENCED, text, may_return):
+            case MustEnd(EndKind.FENCED, text, may_return):
                 self._must_end(FencedError(text, may_return=may_return))
-            case MustEnd(EndReason.STUCK, text):
+            case MustEnd(EndKind.STUCK, text):
                 self._end_stuck(text)
             case MustEnd(reason, text):
-                self._must_end(_ERRORS[reason](text))
+                assert reason.error is not None, "a job that is finished ends by itself"
+                self._must_end(reason.error(text))
             case AskedToLeave(text):
                 log.say(f"asked to leave: {text}")
                 os.kill(os.getpid(), signal.SIGTERM)  # the main thread knows when it may, and so does a plain script's

@@ -212,7 +212,7 @@ def _losses(history: list[Record]) -> dict[str, Any]:
 
 
 def _interruption(record: JobInterrupted) -> dict[str, Any]:
-    return {"kind": record.kind.name.lower(), "step": record.step, "cause": record.cause, "status": record.status}
+    return {"kind": record.kind.label, "step": record.step, "cause": record.cause, "status": record.status}
 
 
 def _interruption_of_last_term(history: list[Record]) -> JobInterrupted | None:

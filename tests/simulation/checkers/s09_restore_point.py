@@ -9,7 +9,8 @@ cannot have come further without it. Anything older in a memory may have been ov
 
 from __future__ import annotations
 
-from samebits.core.messages import Copy, EndKind, GenerationStarted, Join
+from samebits.core.ends import EndKind
+from samebits.core.messages import Copy, GenerationStarted, Join
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted
 from samebits.core.scheduler import Event
