@@ -24,6 +24,7 @@ from samebits.core.messages import (
     Copy,
     Credential,
     Heartbeat,
+    Holdings,
     Join,
     Leave,
     Process,
@@ -120,7 +121,9 @@ class Crowd:
         for slot in workers:
             sender, own = self._credential(slot), bool(points)
             copies = tuple(Copy((slot + RANKS_A_HOST) % self.workers, point) for point in points)
-            join = Join(sender, self.round, tuple(points), own, (("torch", "2"),), live=live, commits=7, copies=copies)
+            join = Join(
+                sender, self.round, Holdings(tuple(points), own, (("torch", "2"),), live=live, commits=7, copies=copies)
+            )
             self.step(Received(self.session_of[slot], join))
 
     def say(self, workers: Iterable[int], activity: Activity, generation: int) -> None:

@@ -26,6 +26,7 @@ from samebits.core.messages import (
     Finished,
     FromScheduler,
     GenerationStarted,
+    Holdings,
     Place,
     Process,
     RoundId,
@@ -109,7 +110,7 @@ class Desk:
     def enters(
         self, *, blob: bytes = b"", place: Place | None = None, live: Point | None = None, looked: bool = True
     ) -> AgentReady:
-        return self.step(Entered(POINTS, False, NUMERICS, blob, place, live, looked))
+        return self.step(Entered(Holdings(POINTS, False, NUMERICS, blob, place, live, looked)))
 
 
 def started(generation: int = 1, *, number: int = 1, term: int = 1, incarnation: int = 1) -> GenerationStarted:

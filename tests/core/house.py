@@ -21,6 +21,7 @@ from samebits.core.messages import (
     FromWorker,
     GenerationStarted,
     Heartbeat,
+    Holdings,
     Join,
     Leave,
     Pairs,
@@ -197,12 +198,10 @@ class House:
         held = tuple(Point(step, generation) for step, generation in points)
         in_memory = None if live is None else Point(*live)
         kept = tuple(Copy(slot, Point(*point)) for slot, point in copies)
-        join = Join(
-            *(credential, asked, held, own_parts, numerics, blob, place, in_memory, looked),
-            copies=kept,
-            failed_with=failed_with,
+        holdings = Holdings(
+            *(held, own_parts, numerics, blob, place, in_memory, looked), copies=kept, failed_with=failed_with
         )
-        return self.receive(credential.session, join)
+        return self.receive(credential.session, Join(credential, asked, holdings))
 
     def publish(self, node: str, blob: bytes, generation: int = 1) -> Ready:
         credential = self.credential(node)

@@ -33,7 +33,7 @@ from samebits.core.agent_events import (
     Trains,
 )
 from samebits.core.ledger import Policy
-from samebits.core.messages import Activity, FromWorker, Heartbeat, Pairs, Process, Register, Said
+from samebits.core.messages import Activity, FromWorker, Heartbeat, Holdings, Pairs, Process, Register, Said
 from samebits.core.point import Point
 from samebits.core.ready import Ended, Ready, Send
 from samebits.core.records import Record
@@ -264,7 +264,7 @@ class Stage:
     def _enter(self, worker: Worker) -> None:
         worker.is_coming, worker.addresses = False, ()
         points = tuple(self._points.get(worker.node, ())[-2:])
-        self._tell(worker, Entered(points, False, NUMERICS, worker.name.encode(), worker.agent.offered_place))
+        self._tell(worker, Entered(Holdings(points, False, NUMERICS, worker.name.encode(), worker.agent.offered_place)))
 
     def _form(self, addresses: tuple[str, ...]) -> None:
         """The group stands once every member has the same addresses."""

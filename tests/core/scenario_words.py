@@ -79,7 +79,7 @@ def report_line(message: FromWorker) -> str:
             place = f", generation {message.generation}, step {message.step}" if message.generation else ""
             return f"Heartbeat {message.activity.name}{place}"
         case Join():
-            return f"Join {message.round}, holds {_each(message.points) or 'no point'}"
+            return f"Join {message.round}, holds {_each(message.holdings.points) or 'no point'}"
         case Publish():
             return f"Publish its address for generation {message.generation}"
         case Said(body=Digests(digests)):
@@ -206,7 +206,7 @@ def notice_line(notice: Notice) -> str | None:
         case Waits():
             return f"waits in the rendezvous: {notice.text}"
         case MustEnd():
-            return f"must end ({notice.reason.value}): {notice.text}"
+            return f"must end ({notice.reason.label.replace('_', ' ')}): {notice.text}"
         case SchedulerAway():
             return "the scheduler is away"
         case SchedulerBack():

@@ -19,6 +19,7 @@ from samebits.core.messages import (
     Explain,
     GenerationStarted,
     Heartbeat,
+    Holdings,
     Join,
     RoundId,
     RoundOpened,
@@ -27,7 +28,7 @@ from samebits.core.messages import (
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, JobInterrupted, RolledBack
 from samebits.core.reports import FINAL, MAX_DIGESTS, MAX_PARTS, Digest, Digests, Part, PartKind
-from samebits.core.restore import Joined, choose
+from samebits.core.restore import choose
 from samebits.core.state import JobState
 from samebits.core.values import replace
 from samebits.core.witnesses import MOST_GENERATIONS, Witnesses
@@ -94,12 +95,7 @@ def go_back(house: House, *, live: tuple[int, int] = (50, 1), own_parts: bool = 
         join = Join(
             credential,
             opened.round,
-            (),
-            own_parts,
-            NUMERICS,
-            live=Point(*live),
-            commits=live[0],
-            back_to=opened.back_to,
+            Holdings((), own_parts, NUMERICS, live=Point(*live), commits=live[0], back_to=opened.back_to),
         )
         house.receive(credential.session, join)
 
@@ -401,7 +397,8 @@ def test_where_no_point_of_before_is_left_the_job_ends() -> None:
         credential, opened = house.credential(node), house.last(f"s{node}", RoundOpened)
         live = Point(90, 1)
         house.receive(
-            credential.session, Join(credential, opened.round, (), False, NUMERICS, live=live, back_to=opened.back_to)
+            credential.session,
+            Join(credential, opened.round, Holdings((), False, NUMERICS, live=live, back_to=opened.back_to)),
         )
     assert house.core.state.generation_number == 1
     (record,) = [one for one in house.journal if isinstance(one, JobInterrupted)]
@@ -415,7 +412,11 @@ def test_a_disk_that_holds_an_older_point_will_do() -> None:
         credential, opened = house.credential(node), house.last(f"s{node}", RoundOpened)
         house.receive(
             credential.session,
-            Join(credential, opened.round, (Point(40, 1), Point(75, 1)), False, NUMERICS, back_to=opened.back_to),
+            Join(
+                credential,
+                opened.round,
+                Holdings((Point(40, 1), Point(75, 1)), False, NUMERICS, back_to=opened.back_to),
+            ),
         )
     assert house.committed().restore == Point(40, 1), "what came after the last comparison is nobody's"
 
@@ -537,8 +538,8 @@ def test_a_message_that_is_too_much_is_none() -> None:
 # ---- the restore point
 
 
-def joined(live: Point | None, *, own_parts: bool = False, points: tuple[Point, ...] = ()) -> Joined:
-    return Joined(1, points, own_parts, NUMERICS, live, commits=50)
+def joined(live: Point | None, *, own_parts: bool = False, points: tuple[Point, ...] = ()) -> Holdings:
+    return Holdings(points, own_parts, NUMERICS, live=live, commits=50)
 
 
 @pytest.mark.parametrize("own_parts", [False, True])
@@ -560,17 +561,17 @@ def test_an_agent_that_has_joined_with_too_new_a_point_is_asked_to_go_back() -> 
     assert desk.told(EnterAgain) == [EnterAgain(None, look=False, back_to=BACK)] and not desk.said(Join)
     desk.hear(opened(back_to=BACK))
     assert not desk.told(EnterAgain), "it was asked"
-    desk.step(Entered((), False, NUMERICS, live=BACK, back_to=BACK))
+    desk.step(Entered(Holdings((), False, NUMERICS, live=BACK, back_to=BACK)))
     (join,) = desk.said(Join)
-    assert (join.live, join.back_to) == (BACK, BACK)
+    assert (join.holdings.live, join.holdings.back_to) == (BACK, BACK)
 
 
 def test_an_agent_that_trains_leaves_and_joins_only_when_it_has_gone_back() -> None:
     desk = training()
     desk.hear(opened(back_to=BACK, number=2))
-    desk.step(Entered((), False, NUMERICS, live=Point(104, 1)))
+    desk.step(Entered(Holdings((), False, NUMERICS, live=Point(104, 1))))
     assert not desk.said(Join) and [one.back_to for one in desk.told(EnterAgain)] == [BACK]
-    desk.step(Entered((), False, NUMERICS, live=BACK, back_to=BACK))
+    desk.step(Entered(Holdings((), False, NUMERICS, live=BACK, back_to=BACK)))
     assert desk.said(Join)
 
 
@@ -578,11 +579,11 @@ def test_what_an_agent_has_gone_back_for_is_not_asked_of_it_again() -> None:
     """Its next generation breaks before the next round is offered: nothing says yet that it is to go back."""
     desk = training()
     desk.hear(opened(back_to=BACK, number=2))
-    desk.step(Entered((), False, NUMERICS, live=BACK, back_to=BACK))
+    desk.step(Entered(Holdings((), False, NUMERICS, live=BACK, back_to=BACK)))
     desk.starts(2, number=2)
     desk.step(Trains(2))
     desk.step(Failed())
-    desk.step(Entered((), False, NUMERICS, live=Point(104, 2)))
+    desk.step(Entered(Holdings((), False, NUMERICS, live=Point(104, 2))))
     assert not desk.told(EnterAgain)
 
 

@@ -24,7 +24,7 @@ from samebits.core.agent_events import (
     Passed,
     Trains,
 )
-from samebits.core.messages import SCHEMA, Activity, FromScheduler, FromWorker, Process, ProcessEnded
+from samebits.core.messages import SCHEMA, Activity, FromScheduler, FromWorker, Holdings, Process, ProcessEnded
 from samebits.core.point import Point
 from samebits.core.reports import FINAL, Digest, Digests
 from samebits.core.scheduler import EndSeen, Received
@@ -49,7 +49,7 @@ class Room:
         identity = AgentPolicy(node, session, Process("host-a", 1, 1, "cpu"), JOB_NAME, SETTINGS)
         self.agents[session] = AgentCore(identity, self.house.now)
         self.do(session, Connected())
-        self.do(session, Entered((), False, NUMERICS))
+        self.do(session, Entered(Holdings((), False, NUMERICS)))
 
     def do(self, session: str, event: AgentEvent) -> None:
         ready = self.agents[session].step(event, self.house.now)

@@ -34,7 +34,7 @@ from samebits.core.agent_events import (
     Trains,
 )
 from samebits.core.ledger import Mend, Policy
-from samebits.core.messages import FromScheduler, FromWorker, GenerationStarted, Process
+from samebits.core.messages import FromScheduler, FromWorker, GenerationStarted, Holdings, Process
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, JobInterrupted, Record, RolledBack
 from samebits.core.reports import FINAL, Digest, Digests, SavedPoints
@@ -223,13 +223,15 @@ class ConsistencyWorld:
         self._tell(
             rank,
             Entered(
-                tuple(sorted(self._disks[rank.node])),
-                False,
-                (("torch", "1"),),
-                b"b",
-                live=live,
-                commits=rank.step,
-                back_to=rank.back_to,
+                Holdings(
+                    tuple(sorted(self._disks[rank.node])),
+                    False,
+                    (("torch", "1"),),
+                    b"b",
+                    live=live,
+                    commits=rank.step,
+                    back_to=rank.back_to,
+                )
             ),
         )
 

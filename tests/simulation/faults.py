@@ -18,6 +18,7 @@ from samebits.core.messages import (
     Credential,
     FromWorker,
     Heartbeat,
+    Holdings,
     Join,
     Leave,
     Publish,
@@ -300,7 +301,7 @@ def _forged(world: World, rng: random.Random, sender: Credential) -> FromWorker:
             activity = rng.choice(list(Activity))
             return Heartbeat(sender, state.term, activity, generation, round_, point.step)
         case 1:
-            return Join(sender, round_, (point,), False, NUMERICS)
+            return Join(sender, round_, Holdings((point,), False, NUMERICS))
         case 2:
             return Publish(sender, generation, b"nobody#0")
         case 3:

@@ -42,7 +42,17 @@ from samebits.core.agent_events import (
 )
 from samebits.core.ends import EndKind
 from samebits.core.lines import number_of
-from samebits.core.messages import PROTOCOL, FromScheduler, FromWorker, Pairs, Place, Process, Register, RoundId
+from samebits.core.messages import (
+    PROTOCOL,
+    FromScheduler,
+    FromWorker,
+    Holdings,
+    Pairs,
+    Place,
+    Process,
+    Register,
+    RoundId,
+)
 from samebits.core.point import Point
 from samebits.core.replacements import proof_of
 from samebits.core.reports import FINAL, Digest, Digests, LastWords, PeerGone, SavedPoints, StallReport
@@ -513,7 +523,7 @@ class Worker:
             points = tuple(point for point in points if point >= committed)  # older ones are not even read
         live = self.memory if mix.has_memory else None
         copies = self.world.copies.kept_on(self.agent.job, self.process.host) if look else ()
-        self._agent_step(Entered(points, mix.has_own_parts, NUMERICS, blob, place, live, look, copies=copies))
+        self._agent_step(Entered(Holdings(points, mix.has_own_parts, NUMERICS, blob, place, live, look, copies=copies)))
 
     def _leave_group(self, *, at_commit: bool = False) -> None:
         """Out of the collective; what is being saved is finished before this process's disk is looked at."""

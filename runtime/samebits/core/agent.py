@@ -51,7 +51,6 @@ from samebits.core.elsewhere import Elsewhere, LookElsewhere
 from samebits.core.ends import EndKind
 from samebits.core.key_calls import KeyCalls
 from samebits.core.messages import (
-    MAX_END_CHARS,
     PROTOCOL,
     Activity,
     AddressMap,
@@ -69,6 +68,7 @@ from samebits.core.messages import (
     GenerationStarted,
     GiveUp,
     Heartbeat,
+    Holdings,
     Join,
     KeyAnswer,
     Leave,
@@ -139,7 +139,7 @@ class AgentCore:
         # what the process has said
         self.activity = Activity.SEATED
         self.step_count = 0
-        self._entered: Entered | None = None
+        self._holdings: Holdings | None = None
         self._asked: Request | None = None
         self._blob: bytes | None = None
         self._reports = Reports()
@@ -250,7 +250,7 @@ class AgentCore:
     def _enter(self, event: Entered) -> None:
         if event.seen is not None and event.seen < self.generation:
             return  # said before the process heard that its last entry has led to a generation
-        self._entered = event
+        self._holdings = event.holdings
         if self._asked is not None:
             self._asked = replace(self._asked, is_answered=True)
         if self.activity is not Activity.FINISHED:
@@ -266,38 +266,18 @@ class AgentCore:
         return self._offer is not None and (self._started is None or self._offer.round > self._started.round)
 
     def _join(self) -> None:
-        entered, offer, sender = self._entered, self._offer, self._sender
-        if entered is None or offer is None or sender is None:
+        holdings, offer, sender = self._holdings, self._offer, self._sender
+        if holdings is None or offer is None or sender is None:
             return
-        if (offer.must_look and not entered.looked) or offer.back_to not in (None, entered.back_to):
-            self._ask(entered, offer, self.offered_place or entered.place)
+        if (offer.must_look and not holdings.looked) or offer.back_to not in (None, holdings.back_to):
+            self._ask(holdings, offer, self.offered_place or holdings.place)
             return
         self.joined = offer.round
-        self._send(
-            Join(
-                sender=sender,
-                round=offer.round,
-                points=entered.points,
-                own_parts=entered.own_parts,
-                numerics=entered.numerics,
-                blob=entered.blob,
-                place=entered.place,
-                live=entered.live,
-                looked=entered.looked,
-                commits=entered.commits,
-                copies=entered.copies,
-                page=entered.page,
-                live_step=entered.live_step,
-                orphaned_pages=entered.orphaned_pages,
-                back_to=entered.back_to,
-                folder=entered.folder,
-                failed_with=entered.failed_with[:MAX_END_CHARS],
-            )
-        )
+        self._send(Join(sender, offer.round, holdings))
 
-    def _ask(self, entered: Entered, offer: Offer, place: Place | None) -> None:
-        """What was brought does not fit the round: let the process enter again, once for the same."""
-        asked = Request(offer.round, place, offer.must_look and not entered.looked, offer.back_to)
+    def _ask(self, holdings: Holdings, offer: Offer, place: Place | None) -> None:
+        """Let the process enter again, once for the same reason: what it brought does not fit the round."""
+        asked = Request(offer.round, place, offer.must_look and not holdings.looked, offer.back_to)
         if asked != self._asked:
             again = EnterAgain(place, look=asked.look, committed=offer.committed, back_to=offer.back_to)
             self._ready.notices.append(again)
@@ -592,12 +572,12 @@ class AgentCore:
             self._ready.notices.append(Waits(text))
         elif is_new and self.activity is Activity.SEATED:
             self._ready.notices.append(Invited())
-        if self.activity is not Activity.WAITING or self._entered is None:
+        if self.activity is not Activity.WAITING or self._holdings is None:
             return
         if message.place is None or self._is_ready_for(message.place) or self._was_asked_for(message.place):
             self._join()
         else:
-            self._ask(self._entered, offer, message.place)
+            self._ask(self._holdings, offer, message.place)
 
     def _sit(self, slot: int | None) -> None:
         if self._seat is not None and self._seat.slot != slot:
@@ -606,7 +586,7 @@ class AgentCore:
     def _is_ready_for(self, place: Place) -> bool:
         """Whether what it brought was made for this place; where it did not say for which, for a full world's."""
         full_place = self._seat.full_place if self._seat else None
-        return self._entered is not None and (self._entered.place or full_place) == place
+        return self._holdings is not None and (self._holdings.place or full_place) == place
 
     def _was_asked_for(self, place: Place) -> bool:
         """Whether it has entered again for this round and place already, whatever it has brought."""
@@ -615,13 +595,13 @@ class AgentCore:
 
     def _generation_started(self, message: GenerationStarted) -> None:
         self.term = message.term
-        if self._entered is None or message.generation <= self.generation or message.round != self.joined:
+        if self._holdings is None or message.generation <= self.generation or message.round != self.joined:
             return
         if self._offer is not None and message.round < self._offer.round:
             return  # it is over already: the round that replaces it was told first, and would not be told as new again
         is_ready = self._is_ready_for(Place(message.slot, message.rank, message.world_size))
-        blob = self._entered.blob if is_ready else b""
-        self.generation, self._blob, self._entered = message.generation, blob or None, None
+        blob = self._holdings.blob if is_ready else b""
+        self.generation, self._blob, self._holdings = message.generation, blob or None, None
         self._started = message
         self._reports.end_training()
         self._sit(message.slot)
@@ -632,7 +612,7 @@ class AgentCore:
 
     def _finished(self, point: Point) -> None:
         if self.activity is not Activity.FINISHED:
-            self._entered, self._final = None, point
+            self._holdings, self._final = None, point
             self._ready.notices.append(Over(point))
             self._become(Activity.FINISHED)
 

@@ -12,16 +12,12 @@ from samebits.core.elsewhere import LookElsewhere
 from samebits.core.ends import EndKind
 from samebits.core.messages import (
     Admitted,
-    Copy,
     FromScheduler,
     FromWorker,
     GenerationStarted,
+    Holdings,
     KeyAnswer,
     KeyOp,
-    LiveStep,
-    OrphanedPage,
-    Page,
-    Pairs,
     Place,
 )
 from samebits.core.point import Point
@@ -68,24 +64,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """The process waits for a generation, holding these points (as in ``Join``)."""
+    """The process waits for a generation; ``seen`` is the last one that it knew of when it said this."""
 
-    points: tuple[Point, ...]
-    own_parts: bool
-    numerics: Pairs
-    blob: bytes = b""  # the process's part of the coming generation's address map, if it has one already
-    place: Place | None = None
-    live: Point | None = None
-    looked: bool = True
-    commits: int = 0
-    seen: int | None = None  # the last generation that the process knew of when it said this
-    copies: tuple[Copy, ...] = ()
-    page: Page | None = None
-    live_step: LiveStep | None = None
-    orphaned_pages: tuple[OrphanedPage, ...] = ()
-    back_to: Point | None = None  # the process has gone back as far
-    folder: str = ""  # where it looked for ``points``
-    failed_with: str = ""  # the error that the runtime has ended its last generation with here, if it was one
+    holdings: Holdings
+    seen: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

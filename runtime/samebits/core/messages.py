@@ -45,7 +45,7 @@ MAX_DECISION = 400
 MAX_END_CHARS = 400
 """Characters of ``ProcessEnded.text`` and ``ProcessEnded.error``."""
 MAX_FOLDER_CHARS = 400
-"""Characters of ``Join.folder``; a longer path is cut."""
+"""Characters of ``Holdings.folder``; a longer path is cut."""
 MAX_SETTINGS = 64
 PROOF_BYTES = 32
 MAX_KEY_BYTES = 256  # of a key in UTF-8
@@ -209,6 +209,26 @@ class LiveStep(Value, frozen=True):
     draws_late: bool  # something was drawn between the last of them and the commit
 
 
+class Holdings(Value, frozen=True):
+    """What a process brings into a round: made by the process, kept by its agent, and weighed by ``restore.choose``."""
+
+    points: Few[Point]  # verified, on its disk
+    own_parts: bool  # it has state that only its own points hold (saved RNG state)
+    numerics: Pairs
+    blob: bytes = b""  # its part of the address map of the generation that the round makes; b"": it follows
+    place: Place | None = None  # what ``blob`` was made for; it is void in any other place
+    live: Point | None = None  # the commit that it holds in memory, whole
+    looked: bool = True  # ``points`` is what its disk holds; else it has not looked, which takes a while
+    commits: Int = 0  # of the line that ``live`` is on: which of several commits after one step it is
+    copies: Few[Copy] = ()  # verified, that it keeps for others; as ``points``, only if it has looked
+    page: Page | None = None  # of its slot, where the generators' states are all that only its own points hold
+    live_step: LiveStep | None = None  # that led to ``live``
+    orphaned_pages: Few[OrphanedPage] = ()  # on its host
+    back_to: Point | None = None  # it has gone back as far, as the round had asked
+    folder: Annotated[str, line(MAX_FOLDER_CHARS)] = ""  # where it looked for ``points``
+    failed_with: Annotated[str, Meta(max_length=MAX_END_CHARS)] = ""  # the runtime's error that ended its generation
+
+
 # ---- worker → scheduler -------------------------------------------------------------------------------------------
 
 
@@ -240,25 +260,11 @@ class Heartbeat(Value, frozen=True, tag=2):
 
 
 class Join(Value, frozen=True, tag=3):
-    """The sender has left its old group and waits; these are the restore points it holds."""
+    """The sender has left its old group and waits in this round, with what it brings."""
 
     sender: Credential
     round: RoundId
-    points: Few[Point]  # verified, on its disk
-    own_parts: bool  # it has state that only its own points hold (saved RNG state)
-    numerics: Pairs
-    blob: bytes = b""  # its contribution to the address map of the generation that this round makes; b"": it follows
-    place: Place | None = None  # what ``blob`` was made for; it is void in any other place
-    live: Point | None = None  # the commit that it holds in memory, whole
-    looked: bool = True  # ``points`` is what its disk holds; else it has not looked, which takes a while
-    commits: Int = 0  # of the line that ``live`` is on: which of several commits after one step it is
-    copies: Few[Copy] = ()  # verified, that it keeps for others; as ``points``, of who has looked
-    page: Page | None = None  # of its slot, where the generators' states are all that only its own points hold
-    live_step: LiveStep | None = None  # that led to ``live``
-    orphaned_pages: Few[OrphanedPage] = ()  # on its host
-    back_to: Point | None = None  # it has gone back as far, as the round had asked
-    folder: Annotated[str, line(MAX_FOLDER_CHARS)] = ""  # where it looked for ``points``
-    failed_with: Annotated[str, Meta(max_length=MAX_END_CHARS)] = ""  # the runtime's error that ended its generation
+    holdings: Holdings
 
 
 class Publish(Value, frozen=True, tag=4):

@@ -12,32 +12,15 @@ greatest point stands and the choice says what is derived instead.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from samebits.core.messages import Copy, LiveStep, Loan, OrphanedPage, Page, PageLoan, Pairs
+from samebits.core.messages import Holdings, Loan, Page, PageLoan, Pairs
 from samebits.core.pages import obstacle
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted
 from samebits.core.state import is_on_line
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """What one member brought into a round."""
-
-    incarnation: int
-    points: tuple[Point, ...]  # on its disk
-    own_parts: bool
-    numerics: Pairs
-    live: Point | None = None  # in its memory
-    looked: bool = True  # at its disk
-    commits: int = 0  # of the line, up to ``live``
-    copies: tuple[Copy, ...] = ()  # that it keeps for others
-    page: Page | None = None  # of its generators
-    live_step: LiveStep | None = None  # that led to ``live``
-    orphaned_pages: tuple[OrphanedPage, ...] = ()  # of ranks of its host whose processes are gone
-    folder: str = ""  # where it looked for ``points``
+from samebits.core.values import replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +59,7 @@ class Restore:
         return self.lends.get(rank, ())
 
 
-def without_the_doubtful(joined: Mapping[int, Joined], equal: Point | None) -> dict[int, Joined]:
+def without_the_doubtful(joined: Mapping[int, Holdings], equal: Point | None) -> dict[int, Holdings]:
     """What the members brought, but for what came after ``equal``: the last point that is known to be everybody's."""
 
     def is_equal(point: Point) -> bool:
@@ -94,7 +77,7 @@ def without_the_doubtful(joined: Mapping[int, Joined], equal: Point | None) -> d
 
 
 def must_look(
-    joined: Mapping[int, Joined], committed: GenerationCommitted | None, slots: Sequence[int | None] | None = None
+    joined: Mapping[int, Holdings], committed: GenerationCommitted | None, slots: Sequence[int | None] | None = None
 ) -> bool:
     """Whether the choice depends on disks that have not been looked at.
 
@@ -114,7 +97,7 @@ def must_look(
 
 
 def choose(
-    joined: Mapping[int, Joined],
+    joined: Mapping[int, Holdings],
     committed: GenerationCommitted | None,
     slots: Sequence[int] | None = None,
     suspects: Collection[int] = (),
@@ -189,7 +172,7 @@ def choose(
     return Restore(point, frozenset(holders), sources, text, borrowed, loans, serves, by_page, page_loans)
 
 
-def lost_progress(found: Point | None, known: Point | None, joined: Mapping[int, Joined]) -> str:
+def lost_progress(found: Point | None, known: Point | None, joined: Mapping[int, Holdings]) -> str:
     """Explain why training must not start from ``found``; "" if it may.
 
     Args:
@@ -220,7 +203,7 @@ def lost_steps(found: Point | None, known: Point | None) -> str:
     )
 
 
-def _slots_of(joined: Mapping[int, Joined], slots: Sequence[int | None] | None) -> dict[int, int]:
+def _slots_of(joined: Mapping[int, Holdings], slots: Sequence[int | None] | None) -> dict[int, int]:
     """By rank; where a rank is its slot, they need not be given."""
     found = range(len(joined)) if slots is None else slots
     return {rank: rank if slot is None else slot for rank, slot in enumerate(found)}
@@ -233,7 +216,7 @@ class _FoundPage(NamedTuple):
     lender: int  # the rank that has it
 
 
-def _pages(joined: Mapping[int, Joined], live: Point, slot_of: Mapping[int, int]) -> dict[int, _FoundPage]:
+def _pages(joined: Mapping[int, Holdings], live: Point, slot_of: Mapping[int, int]) -> dict[int, _FoundPage]:
     """By rank, its page: its own, if that can bring its generators to the last commit of ``live``, else one lent."""
     commits = max((member.commits for member in joined.values() if member.live == live), default=0)
     steps = [one.live_step for one in joined.values() if one.live == live and one.commits == commits]
@@ -251,7 +234,7 @@ def _pages(joined: Mapping[int, Joined], live: Point, slot_of: Mapping[int, int]
     return found
 
 
-def _copies(joined: Mapping[int, Joined], committed: GenerationCommitted | None) -> dict[int, dict[Point, int]]:
+def _copies(joined: Mapping[int, Holdings], committed: GenerationCommitted | None) -> dict[int, dict[Point, int]]:
     """By slot, the points of it that are kept elsewhere, and the first rank that keeps each."""
     found: dict[int, dict[Point, int]] = {}
     for rank, member in sorted(joined.items()):

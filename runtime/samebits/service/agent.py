@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import faulthandler
 import itertools
 import os
@@ -65,7 +64,7 @@ from samebits.core.agent_events import (
 from samebits.core.elsewhere import LookElsewhere
 from samebits.core.ends import EndKind
 from samebits.core.key_calls import MAX_OPEN_CALLS
-from samebits.core.messages import Admitted, GenerationStarted, KeyAnswer, KeyOp, Place
+from samebits.core.messages import Admitted, GenerationStarted, Holdings, KeyAnswer, KeyOp, Place
 from samebits.core.point import Point
 from samebits.core.reports import (
     MAX_ANOMALY_CHARS,
@@ -256,12 +255,12 @@ class Agent:
         self._post(Failed())
 
     def enter(
-        self, entered: Entered, again: Callable[[EnterAgain], Entered] | None = None
+        self, holdings: Holdings, again: Callable[[EnterAgain], Holdings] | None = None
     ) -> GenerationStarted | Point:
         """Wait in the rendezvous for a generation; the final point where training is finished.
 
         Args:
-            entered: what this process brings.
+            holdings: what this process brings.
             again: called where the round needs something else of it; not needed by who has looked at its disk.
 
         Raises:
@@ -272,7 +271,7 @@ class Agent:
             self._began = self._map = self._again = None
         while True:
             if self._over is None and self._began is None:  # else what was asked is settled meanwhile
-                self._post(dataclasses.replace(entered, seen=seen))
+                self._post(Entered(holdings, seen))
             self._wait(lambda: self._answer() is not None or None)
             answer = self._answer()
             assert answer is not None, "only this thread takes it away"
@@ -281,7 +280,7 @@ class Agent:
             if not isinstance(answer, EnterAgain):
                 return answer
             self._again = None
-            entered = entered if again is None else again(answer)
+            holdings = holdings if again is None else again(answer)
 
     def _answer(self) -> Point | GenerationStarted | EnterAgain | None:
         return self._over or self._began or self._again
