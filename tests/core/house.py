@@ -33,12 +33,13 @@ from samebits.core.messages import (
     RoundId,
     RoundOpened,
     Said,
+    StopJob,
 )
 from samebits.core.point import Point
 from samebits.core.ready import Ended, Ready
 from samebits.core.records import GenerationCommitted, Record
 from samebits.core.reports import FINAL, Digest, Digests, LastWords, SavedPoints
-from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled, StopRequested, Tick
+from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled, Tick
 from samebits.core.state import JobState, Seat
 
 JOB_NAME = "train.py"
@@ -108,7 +109,7 @@ class House:
         return self.step(Tick())
 
     def stop(self, by: str = "the user") -> Ready:
-        return self.step(StopRequested(by))
+        return self.step(StopJob(by))
 
     def _take(self, ready: Ready) -> Ready:
         self.ready = ready

@@ -14,10 +14,10 @@ from dataclasses import replace
 from samebits.core.agent import AgentCore, AgentPolicy
 from samebits.core.agent_events import Completed, Failed, Leaving, Observed, Passed
 from samebits.core.ledger import Policy
-from samebits.core.messages import PROTOCOL, Activity, Process
+from samebits.core.messages import PROTOCOL, Activity, Process, StopJob
 from samebits.core.point import Point
 from samebits.core.reports import FINAL, Digest, Digests, LastWords
-from samebits.core.scheduler import Closed, SchedulerCore, Stalled, StopRequested
+from samebits.core.scheduler import Closed, SchedulerCore, Stalled
 from samebits.core.state import JobState
 from tests.core.scenario_stage import HERE, SCRIPT, Stage, Worker
 from tests.core.scenario_trace import Trace
@@ -142,7 +142,7 @@ class Scenario(Stage):
 
     def _stop_job(self, by: str) -> None:
         self._core_or_complain()
-        self._arrivals.append(("", StopRequested(by)))
+        self._arrivals.append(("", StopJob(by)))
 
     # ---- commands: workers
 

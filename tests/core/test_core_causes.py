@@ -10,7 +10,6 @@ from samebits.core.causes import Causes, sentence
 from samebits.core.messages import Activity, Process, ProcessEnded, Said
 from samebits.core.records import CauseFound, SeatLost
 from samebits.core.reports import LastWords
-from samebits.core.scheduler import EndSeen
 from samebits.core.state import JobState
 from tests.core.house import House, training_house
 
@@ -129,8 +128,8 @@ def test_a_snapshot_keeps_it_and_an_old_journal_has_none() -> None:
     assert old.causes == ()
 
 
-def ended(node: int, text: str = "was killed by signal 11 (SIGSEGV)", **more: Any) -> EndSeen:
-    return EndSeen(ProcessEnded(str(node), "host-a", 1000 + node, 1, text, **{"signal": 11, **more}))
+def ended(node: int, text: str = "was killed by signal 11 (SIGSEGV)", **more: Any) -> ProcessEnded:
+    return ProcessEnded(str(node), "host-a", 1000 + node, 1, text, **{"signal": 11, **more})
 
 
 def test_who_started_a_process_says_how_it_ended_and_the_cause_says_so_durably() -> None:
@@ -186,8 +185,8 @@ def test_a_lie_about_one_who_lives_is_forgotten_when_it_speaks() -> None:
     assert DIED in house.core.first_cause and "SIGSEGV" not in house.core.first_cause
 
 
-@pytest.mark.parametrize("who", [EndSeen(ProcessEnded("1", "host-b", 1001, 1, "x")), ended(7), ended(0)])
-def test_what_is_said_of_another_process_changes_nothing(who: EndSeen) -> None:
+@pytest.mark.parametrize("who", [ProcessEnded("1", "host-b", 1001, 1, "x"), ended(7), ended(0)])
+def test_what_is_said_of_another_process_changes_nothing(who: ProcessEnded) -> None:
     house = lost_house()
     before = house.core.first_cause
     house.step(who)

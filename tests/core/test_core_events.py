@@ -12,7 +12,7 @@ from samebits.core.point import Point
 from samebits.core.ready import Level, Note, Ready
 from samebits.core.recoveries import recoveries_of
 from samebits.core.reports import SavedPoints
-from samebits.core.scheduler import EndSeen, Received
+from samebits.core.scheduler import Received
 from tests.core.house import House, policy
 
 WALL_S = 1_700_000_000.0
@@ -98,7 +98,7 @@ def test_a_kill_with_a_spare_is_one_recovery_with_its_cause_and_the_last_to_join
     assert row.cause == "worker 1: its connection closed and its process is gone"
     lost = house.seat("1").process
     killed = ProcessEnded("1", lost.host, lost.pid, lost.started_at, "was killed by signal 9 (SIGKILL)", signal=9)
-    house.step(EndSeen(killed))
+    house.step(killed)
     (row,) = recoveries_of(house.events)
     assert row.cause.startswith("worker 1: was killed by signal 9 (SIGKILL)"), "told after the recovery was over"
 

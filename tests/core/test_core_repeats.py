@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from samebits.core.messages import Activity, Credential, Heartbeat, RoundId, RoundOpened, Said
+from samebits.core.messages import Activity, Credential, Heartbeat, RoundId, RoundOpened, Said, StopJob
 from samebits.core.ready import Ready
 from samebits.core.repeats import MOST_A_SEAT, Repeats
 from samebits.core.reports import LastWords
-from samebits.core.scheduler import StopRequested, Tick
+from samebits.core.scheduler import Tick
 from samebits.core.values import replace
 from tests.core.house import House, policy, training_house
 
@@ -101,7 +101,7 @@ def test_a_step_is_new_where_training_is_not_what_goes_on() -> None:
         lambda house: house.join("0", round_id=RoundId(1, 1)),
         lambda house: house.publish("0", b"blob"),
         lambda house: house.stall(60.0),
-        lambda house: house.step(StopRequested("the test")),
+        lambda house: house.step(StopJob("the test")),
         lambda house: house.beat("0", Activity.WAITING),
         lambda house: house.tick(6.0),
     ],

@@ -27,7 +27,7 @@ from samebits.core.agent_events import (
 from samebits.core.messages import SCHEMA, Activity, FromScheduler, FromWorker, Holdings, Process, ProcessEnded
 from samebits.core.point import Point
 from samebits.core.reports import FINAL, Digest, Digests
-from samebits.core.scheduler import EndSeen, Received
+from samebits.core.scheduler import Received
 from tests.core.house import JOB_NAME, NUMERICS, SETTINGS, House, policy
 
 
@@ -150,7 +150,7 @@ def test_any_one_message_may_be_disturbed(at: int, fate: str) -> None:
         room.pass_time(20)
         for node in "01":
             process = room.house.seat(node).process
-            room.house.step(EndSeen(ProcessEnded(node, *process[:3], "ended with status 0", status=0)))
+            room.house.step(ProcessEnded(node, *process[:3], "ended with status 0", status=0))
     assert room.house.core.state.finished
 
 

@@ -28,6 +28,7 @@ from samebits.core.lost_records import told_more
 from samebits.core.messages import (
     Activity,
     Credential,
+    Decision,
     Finished,
     FromWorker,
     Heartbeat,
@@ -39,7 +40,9 @@ from samebits.core.messages import (
     ProcessSeen,
     Publish,
     Register,
+    Restarting,
     Said,
+    StopJob,
 )
 from samebits.core.point import Point
 from samebits.core.progress import Watch
@@ -103,45 +106,13 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class StopRequested:
-    """Somebody asks for a graceful end."""
-
-    by: str
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """Somebody around the job has decided this, for its history, and that these nodes are to leave."""
-
-    text: str
-    drain: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EndSeen:
-    """Who has started a worker's process says how it has ended."""
-
-    end: ProcessEnded
-
-
-@dataclass(frozen=True, slots=True)
-class SightTold:
-    """Whoever follows the job on a process's host says what is seen of it."""
-
-    told: ProcessSeen
-
-
-@dataclass(frozen=True, slots=True)
-class ReplacementsStarting:
-    """A supervisor has started, or is about to start, workers that have not registered yet."""
-
-
-@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed and the socket is drained: deadlines may be judged."""
 
 
-Event = Received | Closed | Stalled | Seen | StopRequested | Decided | EndSeen | SightTold | ReplacementsStarting | Tick
+FromAnybody = StopJob | Decision | ProcessEnded | ProcessSeen | Restarting
+"""What operators and launchers say; anybody who can connect may."""
+Event = Received | Closed | Stalled | Seen | FromAnybody | Tick
 
 
 class SchedulerCore:
@@ -226,15 +197,15 @@ class SchedulerCore:
                 self._stalled(gap_s)
             case Seen(session, sight):
                 self._seen(session, sight)
-            case StopRequested(by):
+            case StopJob(by):
                 self._ending.stop(by)
-            case Decided(text, drain):
+            case Decision(text, drain):
                 ask_to_leave(self._ledger, drain, text)
-            case EndSeen(end):
-                self._hear_of_end(end)
-            case SightTold(told):
-                self._hear_of_sight(told)
-            case ReplacementsStarting():
+            case ProcessEnded():
+                self._hear_of_end(event)
+            case ProcessSeen():
+                self._hear_of_sight(event)
+            case Restarting():
                 self._ending.await_replacements()
         ready = self._finish_step()
         self._remember(event, ready)
@@ -374,7 +345,7 @@ class SchedulerCore:
             if accepted is not None:
                 self._repeats.remember(event.session, event.message, self._ledger.presences[accepted.node])
         elif not (
-            isinstance(event, Tick | Seen | SightTold | ReplacementsStarting)
+            isinstance(event, Tick | Seen | ProcessSeen | Restarting)
             or (isinstance(event, Received) and isinstance(event.message, Said) and event.message.body.is_aside)
         ):
             self._repeats.forget()

@@ -23,9 +23,9 @@ from samebits.config import Settings, fixed_settings, inherited_sockets
 from samebits.core import records
 from samebits.core.key_records import KeyRecord
 from samebits.core.ledger import Mend, Policy
-from samebits.core.messages import KeyAnswer
+from samebits.core.messages import KeyAnswer, StopJob
 from samebits.core.ready import Ended, Level, Note, Ready, Send
-from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Seen, Stalled, StopRequested, Tick
+from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Seen, Stalled, Tick
 from samebits.core.state import JobState
 from samebits.errors import (
     ClaimRemovedError,
@@ -292,7 +292,7 @@ class SchedulerService:
         """What has come in, but for heartbeats that only say again what was said before: they are done with."""
         events: list[Event] = []
         while self._stop_by:
-            events.append(StopRequested(self._stop_by.pop()))
+            events.append(StopJob(self._stop_by.pop()))
         for incoming in server.drain():
             if type(incoming) is Arrived and not events and core.repeats(incoming.peer, incoming.message, now):
                 continue
