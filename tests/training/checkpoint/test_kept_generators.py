@@ -17,8 +17,9 @@ from typing import ClassVar
 import pytest
 
 from samebits.core.messages import LiveStep, Page
-from samebits.core.pages import NO_PAGE, obstacle
 from samebits.core.point import Point
+from samebits.core.restore import NO_PAGE
+from samebits.core.restore import page_obstacle as obstacle
 from samebits.errors import CheckpointError
 from samebits.store.checkpoint import PageWriter
 from samebits.training.checkpoint import kept_generators
