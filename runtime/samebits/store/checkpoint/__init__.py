@@ -44,15 +44,6 @@ from samebits.store.checkpoint.local.surveying import (
     survey,
 )
 from samebits.store.checkpoint.local.writing import write_point
-from samebits.store.checkpoint.memory.generator_page import (
-    EntryKind,
-    PageContent,
-    PageEntry,
-    PageWriter,
-    decode_page,
-    orphaned_pages,
-    read_page,
-)
 from samebits.store.checkpoint.memory.memory_buffer import BufferGoneError, MemoryBuffer
 from samebits.store.checkpoint.memory.memory_room import (
     SHARED_MEMORY,
@@ -86,7 +77,6 @@ __all__ = [
     "BufferGoneError",
     "Checkpoint",
     "Entry",
-    "EntryKind",
     "EntryState",
     "Found",
     "FoundPoint",
@@ -97,9 +87,6 @@ __all__ = [
     "MemoryRoom",
     "Outcome",
     "Outgoing",
-    "PageContent",
-    "PageEntry",
-    "PageWriter",
     "PointHeader",
     "PointStore",
     "Pruned",
@@ -111,7 +98,6 @@ __all__ = [
     "Tree",
     "Writer",
     "copied_slots",
-    "decode_page",
     "dismiss_waiting",
     "disposable",
     "encode_header",
@@ -132,7 +118,6 @@ __all__ = [
     "newest_in_memory",
     "oldest_step_in",
     "open_point_store",
-    "orphaned_pages",
     "pack",
     "pack_state",
     "parse_point_name",
@@ -142,7 +127,6 @@ __all__ = [
     "prune",
     "rank_directory",
     "read",
-    "read_page",
     "remove_room",
     "rooms_of",
     "scan",

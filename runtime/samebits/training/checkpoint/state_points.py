@@ -123,8 +123,8 @@ class StatePoints:
 
     def discard_memory(self) -> None:
         """The job has ended well: nobody will look for points in memory."""
-        self.generators.discard()
-        self.folder.discard_memory()
+        self.generators.let_go()
+        self.folder.discard_memory()  # and the page with it
         self._copies.discard()
 
     def release(self) -> None:
@@ -179,11 +179,11 @@ class StatePoints:
         generation = self.present()
         for loan in generation.page_loans:
             is_mine = loan.lender == generation.rank
-            packed = memoryview(bytearray(self.generators.lent(loan.slot))) if is_mine else None
+            packed = memoryview(bytearray(self.generators.lent[loan.slot])) if is_mine else None
             data = transfer.broadcast(packed, loan.lender, self._process.device)
             if loan.rank == generation.rank:
                 self.generators.borrow(loan.slot, data, f"the page that rank {loan.lender} has sent")
-        self.generators.lend_no_more()
+        self.generators.lent.clear()
 
     def keep_generators(self, point: Point) -> None:
         """The state as it stands is this commit: what its generators stand at outlives this process."""
