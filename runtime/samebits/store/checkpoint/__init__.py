@@ -21,7 +21,6 @@ from samebits.store.checkpoint.local.folder import (
     point_name,
     rank_directory,
 )
-from samebits.store.checkpoint.local.packing import pack, pack_state, unpack
 from samebits.store.checkpoint.local.pruning import (
     Pruned,
     Pruning,
@@ -118,8 +117,6 @@ __all__ = [
     "newest_in_memory",
     "oldest_step_in",
     "open_point_store",
-    "pack",
-    "pack_state",
     "parse_point_name",
     "point_in",
     "point_name",
@@ -137,7 +134,6 @@ __all__ = [
     "sweep",
     "tellable",
     "tensor_entries",
-    "unpack",
     "verify",
     "write_point",
 ]

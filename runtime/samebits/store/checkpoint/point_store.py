@@ -18,7 +18,7 @@ from samebits.store import private
 from samebits.store.checkpoint.format.manifest import Manifest, PointHeader
 from samebits.store.checkpoint.format.tensor_part import TensorPart
 from samebits.store.checkpoint.format.tree import Tree
-from samebits.store.checkpoint.local import folder, packing, pruning, reading, scanning, writing
+from samebits.store.checkpoint.local import folder, pruning, reading, scanning, writing
 from samebits.store.checkpoint.local.pruning import Pruned, Pruning
 from samebits.store.checkpoint.local.reading import Checkpoint
 from samebits.store.checkpoint.local.scanning import FoundPoint
@@ -58,7 +58,7 @@ FoundHere = TypeVar("FoundHere", bound=Found)
 
 class PointStore(Protocol[FoundHere]):
     """The points of one slot. What each call promises, and raises, is what the function of that name in a local folder
-    does: ``scanning.scan``, ``reading.verify`` and ``read``, ``packing.pack``, ``writing.write_point`` and
+    does: ``scanning.scan``, ``reading.verify`` and ``read``, ``writing.write_point`` and
     ``write_prepared``, ``pruning.prune``."""
 
     def claim(self) -> None:
@@ -77,9 +77,6 @@ class PointStore(Protocol[FoundHere]):
         self, found: FoundHere, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1
     ) -> Checkpoint:
         """The contents, verified; ``targets`` may be filled, or be left as they are."""
-
-    def pack(self, found: FoundHere) -> memoryview:
-        """The bytes for another rank, verified."""
 
     def write(self, header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree) -> None:
         """Save a point."""
@@ -147,10 +144,6 @@ class LocalPointStore:
     ) -> Checkpoint:
         """See ``reading.read``."""
         return reading.read(found, targets, threads=threads)
-
-    def pack(self, found: FoundPoint) -> memoryview:
-        """See ``packing.pack``."""
-        return packing.pack(found)
 
     def write(self, header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree) -> None:
         """See ``writing.write_point``."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, ForeignFolderError, StoreError
@@ -39,8 +38,6 @@ from samebits.training.checkpoint.async_saves import AsyncSaves
 from samebits.training.state import snapshot
 from samebits.training.state.checkpoint_config import CheckpointConfig
 from samebits.training.state.snapshot import NamedTensors
-
-Taken = TypeVar("Taken")
 
 WRITER_WAIT_S = 60.0
 """How long the first save waits for the writer of a predecessor that was killed while it was saving."""
@@ -374,63 +371,45 @@ class RankCheckpoints:
         self._told = checkpoints.tellable(points, self.config.keep_checkpoint_max, self._committed(), self._told)
         self._report(sorted(self._told & self._verified))
 
-    def load(self, point: Point, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1) -> Checkpoint:
-        """Read one of the held points, verified; :class:`CheckpointError` where it is no longer whole.
+    def load(
+        self,
+        point: Point,
+        targets: Mapping[str, TensorPart] | None = None,
+        *,
+        threads: int = 1,
+        to_send: bool = False,
+    ) -> Checkpoint:
+        """Read one of the held points, verified; :class:`CheckpointError` if it is no longer whole.
 
         Args:
             point: which.
             targets: as in ``checkpoints.read``: tensors that are to be filled; after an error they may hold anything.
             threads: how many share the reading.
+            to_send: the caller changes nothing of it, and this rank may load it too.
         """
-        return self._from_the_nearest(
-            point,
-            lambda found: checkpoints.read(found, targets, threads=threads),
-            self._given_away,
-            lambda found: self._place.read(found, targets, threads=threads),
-        )
-
-    def _given_away(self, fetched: Checkpoint) -> Checkpoint:
-        self._fetched = None  # who loads it may change it
-        return fetched
-
-    def pack(self, point: Point) -> memoryview:
-        """One of the held points as bytes, for another rank."""
-        return self._from_the_nearest(point, checkpoints.pack, _packed, self._place.pack)
-
-    def _from_the_nearest(
-        self,
-        point: Point,
-        from_memory: Callable[[FoundPoint], Taken],
-        from_fetched: Callable[[Checkpoint], Taken],
-        from_place: Callable[[Any], Taken],
-    ) -> Taken:
         found = self._in_memory.get(point)
         if found is not None:
             try:
-                taken = from_memory(found)
+                loaded = checkpoints.read(found, targets, threads=threads)
             except CheckpointError as error:
                 del self._in_memory[point]
                 self._pass_over(str(error))
             else:
                 log.say(f"the restore point of {point} comes from memory: {found.path}")
-                return taken
+                return loaded
         if self._fetched is not None and self._fetched[0] == point:
-            return from_fetched(self._fetched[1])
-        return from_place(self._found(point))
+            fetched = self._fetched[1]
+            if not to_send:
+                self._fetched = None
+            return fetched
+        saved = self._place.find(point)
+        if saved is None:
+            raise CheckpointError(f"{self._place}: the restore point of {point} is gone")
+        return self._place.read(saved, targets, threads=threads)
 
     def receiving(self, preface: memoryview, targets: Mapping[str, TensorPart]) -> Incoming:
         """A point that another rank sends; ``targets`` are tensors that are to be filled."""
         return Incoming(preface, self._job, targets)
-
-    def unpack(self, packed: bytes | bytearray | memoryview) -> Checkpoint:
-        """A point that another rank packed, verified."""
-        return checkpoints.unpack(packed, self._job)
-
-    def _found(self, point: Point) -> Found:
-        found: Found | None = self._place.find(point)
-        if found is None:
-            raise CheckpointError(f"{self._place}: the restore point of {point} is gone")
-        return found
 
     def discard_memory(self) -> None:
         """The job has ended well: nobody will look for its points in memory."""
@@ -449,7 +428,3 @@ class RankCheckpoints:
 def _has_room_for(size_bytes: int) -> bool:
     left = available_bytes()
     return left is None or left >= size_bytes
-
-
-def _packed(point: Checkpoint) -> memoryview:
-    return checkpoints.pack_state(point.header, point.tensors.values(), point.tree, point.layout)

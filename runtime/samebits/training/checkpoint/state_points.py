@@ -382,24 +382,16 @@ class StatePoints:
             tree, tensors = snapshot.take_apart(self._contents(), "state")
         return self.folder.header(point, generation.rank, generation.world_size), tensors, tree, dict(self.layouts)
 
-    def _packed(self, point: Point) -> memoryview:
-        """The live state as bytes for other ranks."""
-        with _savable():
-            return checkpoints.pack_state(*self._in_parts(point))
-
     def _live(self, point: Point) -> Outgoing:
         """The live state, for other ranks: it must stand until they have it."""
-        with _savable():
-            return Outgoing.of_state(*self._in_parts(point))
-
-    def _in_parts(self, point: Point) -> tuple[PointHeader, list[TensorPart], checkpoints.Tree, dict[str, Any]]:
         header, tensors, tree, layouts = self._in_tensors(point)
-        return header, snapshot.parts_of(tensors), tree, layouts
+        with _savable():
+            return Outgoing.of_state(header, snapshot.parts_of(tensors), tree, layouts)
 
     def _from_folder(self, point: Point) -> Outgoing:
         """One of this rank's points, for other ranks."""
         with self.folder.rejecting(point):
-            return Outgoing.of_packed(self.folder.pack(point))
+            return Outgoing.of_point(self.folder.load(point, to_send=True))
 
     def _contents(self) -> dict[str, Any]:
         return {**self._state.contents(), "commits": self.commits, "due": self.due.contents()}
@@ -412,28 +404,31 @@ class StatePoints:
 
     def start_from_rank_0(self, formed: Group) -> None:
         """Nothing was ever committed: rank 0's initial state becomes everybody's, and a durable point of step 0."""
-        generation, device = self.present(), self._process.device
+        generation = self.present()
         ddp.attach_all(formed, None)
         self.layouts = ddp.capture_all()
         if generation.rank == 0:
             self.compare(0, is_save=True)
             self.save_first()
-        packed = self._packed(Point(0, generation.generation)) if generation.rank == 0 else None
-        received = transfer.broadcast(packed, 0, device)
-        if generation.rank != 0:
+        received = self._share_of_rank_0(0)
+        if received is not None:
             own = {**self._state.contents()["own"], "shards": {}}  # shards, if there were any, would be of another line
-            self._become(self.folder.unpack(received), own=own)
+            self._become(received, own=own)
             self.compare(0, is_save=True)
             self.save_first()
         self._state.enter_group()  # what is sharded was whole until here, so that all begin with the same
 
     def take_from_rank_0(self) -> None:
         """The state as it stands on rank 0 becomes everybody's. A collective."""
-        generation, device = self.present(), self._process.device
-        point = Point(self._state.completed_steps, generation.generation)
-        received = transfer.broadcast(self._packed(point) if generation.rank == 0 else None, 0, device)
-        if generation.rank != 0:
-            self._become(self.folder.unpack(received))
+        received = self._share_of_rank_0(self._state.completed_steps)
+        if received is not None:
+            self._become(received)
+
+    def _share_of_rank_0(self, step: int) -> Checkpoint | None:
+        """Send rank 0's live state to all ranks; return it on the others. A collective."""
+        generation = self.present()
+        live = self._live(Point(step, generation.generation)) if generation.rank == 0 else None
+        return transfer.share(live, 0, lambda preface: self.folder.receiving(preface, {}), self._process.device)
 
     def obtain(self, point: Point, live: Point | None, formed: Group) -> None:
         """Become the restore point: it is here, in memory or on disk, or its source sends it; and send it to others.
@@ -504,8 +499,8 @@ class StatePoints:
             if loan.rank != generation.rank:
                 copy = Copy(loan.slot, point)
                 with self._copies.rejecting(copy):
-                    packed = self._copies.pack(copy)
-                transfer.send(Outgoing.of_packed(packed), (loan.rank,), _nothing, device)
+                    lent = Outgoing.of_point(self._copies.read(copy))
+                transfer.send(lent, (loan.rank,), _nothing, device)
 
     def load_final(self, point: Point) -> None:
         """Training is finished: become the final state, alone, from this rank's point or another rank's.

@@ -150,20 +150,6 @@ def _cut(views: list[memoryview], chunk_bytes: int) -> Iterator[list[memoryview]
         yield pieces
 
 
-def read_data(found: FoundPoint, manifest: Manifest, buffer: memoryview) -> None:
-    """Fill ``buffer`` with the bytes of the data file, verified."""
-    with _opened(found, manifest) as descriptor:
-        for index, start, end in chunks_of(manifest):
-            _read_chunk(descriptor, [buffer[start:end]], found, manifest, index)
-
-
-def copy_data(source: memoryview, manifest: Manifest, buffer: memoryview, origin: str) -> None:
-    """Fill ``buffer`` from a data file that lies in memory, verified; ``origin`` names it in the error."""
-    for index, start, end in chunks_of(manifest):
-        buffer[start:end] = source[start:end]
-        require_digest(xxhash.xxh3_128_digest(buffer[start:end]), end - start, origin, manifest, index)
-
-
 def checkpoint_of(manifest: Manifest, buffer: memoryview, origin: str) -> Checkpoint:
     """The point whose verified data file is ``buffer``; ``origin`` names it in an error."""
     tensors = {

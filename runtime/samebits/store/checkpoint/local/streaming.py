@@ -28,15 +28,12 @@ from samebits.store.checkpoint.format.manifest import (
     encode_manifest,
 )
 from samebits.store.checkpoint.format.safetensors_header import (
-    LENGTH_BYTES,
     MAX_HEADER_BYTES,
-    decode_header_length,
     encode_header,
     in_file_order,
 )
 from samebits.store.checkpoint.format.tensor_part import TensorPart, bytes_of
 from samebits.store.checkpoint.format.tree import Tree
-from samebits.store.checkpoint.local import packing
 from samebits.store.checkpoint.local.reading import Checkpoint, decode_tensor_header, places_of
 
 PIECE_BYTES = 4 * 1024 * 1024
@@ -85,11 +82,9 @@ class Outgoing:
         return cls(header, tree, layout, encode_header(parts), map(bytes_of, parts))
 
     @classmethod
-    def of_packed(cls, packed: memoryview) -> Outgoing:
-        """What ``packing.pack`` gave."""
-        manifest, data = packing.taken_apart(packed)
-        end = LENGTH_BYTES + decode_header_length(bytes(data[:LENGTH_BYTES]), len(data))
-        return cls(manifest.header, manifest.tree, manifest.layout, bytes(data[:end]), [data[end:]])
+    def of_point(cls, point: Checkpoint) -> Outgoing:
+        """A point that was read, and so verified."""
+        return cls.of_state(point.header, point.tensors.values(), point.tree, point.layout)
 
     def fill(self, piece: memoryview) -> None:
         """Make it the next piece; its length is :func:`sizes_of`'s."""

@@ -34,7 +34,7 @@ from samebits.store.checkpoint.format.manifest import (
 from samebits.store.checkpoint.format.safetensors_header import encode_header, in_file_order
 from samebits.store.checkpoint.format.tensor_part import TensorPart, bytes_of
 from samebits.store.checkpoint.format.tree import Tree
-from samebits.store.checkpoint.local import packing, pruning, reading
+from samebits.store.checkpoint.local import pruning, reading
 from samebits.store.checkpoint.local.pruning import Pruned, Pruning
 from samebits.store.checkpoint.local.reading import Checkpoint
 from samebits.store.checkpoint.remote.attempt import DATA_SUFFIX, MANIFEST_SUFFIX, Attempt, RemotePoint, attempts_in
@@ -165,13 +165,10 @@ class RemotePointStore:
         """
         manifest = found.require_manifest()
         buffer = reading.new_buffer(manifest.data_bytes)
-        self._read_data(found, manifest, buffer)
+        for start, chunk in self._chunks(self._name(found.attempt.data_name), manifest):
+            buffer[start : start + len(chunk)] = chunk
+        self._whole.add(found.attempt.data_name)
         return reading.checkpoint_of(manifest, buffer, self._store.where(self._name(found.attempt.data_name)))
-
-    def pack(self, found: RemotePoint) -> memoryview:
-        """The point's bytes for another rank, verified; :class:`CheckpointError` where it is not whole."""
-        manifest = found.require_manifest()
-        return packing.pack_data(manifest, lambda buffer: self._read_data(found, manifest, buffer))
 
     def write(
         self,
@@ -347,11 +344,6 @@ class RemotePointStore:
                 _log.warning("the data of an unfinished upload cannot be removed: %s", error)
 
     # ---- data
-
-    def _read_data(self, found: RemotePoint, manifest: Manifest, buffer: memoryview) -> None:
-        for start, chunk in self._chunks(self._name(found.attempt.data_name), manifest):
-            buffer[start : start + len(chunk)] = chunk
-        self._whole.add(found.attempt.data_name)
 
     def _chunks(self, name: str, manifest: Manifest) -> Iterator[tuple[int, bytes]]:
         """Every chunk with its place, after its hash was compared; several are asked for at once."""
