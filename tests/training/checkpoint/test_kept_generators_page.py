@@ -11,7 +11,7 @@ import pytest
 
 from samebits.core.point import Point
 from samebits.errors import StoreError
-from samebits.store.checkpoint.memory.memory_room import SWEPT_AFTER_S, remove_room, room_path, sweep
+from samebits.store.checkpoint.memory_room import SWEPT_AFTER_S, remove_room, room_path, sweep
 from samebits.training.checkpoint.kept_generators import (
     ENTRIES_AT,
     ENTRY_BYTES,

@@ -21,10 +21,8 @@ import torch
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, UsageError
 from samebits.service.log import LOGGER
-from samebits.store.checkpoint import MemoryRoom, point_name, points_in_memory, verify
-from samebits.store.checkpoint.local import pruning
-from samebits.store.checkpoint.memory import memory_buffer
-from samebits.store.checkpoint.remote.remote_points import RemotePointStore
+from samebits.store.checkpoint import MemoryRoom, memory_buffer, point_name, points_in_memory, pruning, verify
+from samebits.store.checkpoint.remote_points import RemotePointStore
 from samebits.store.process_identity import ProcessIdentity
 from samebits.training.checkpoint import rank_checkpoints
 from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints

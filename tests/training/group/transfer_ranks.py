@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from samebits.core.point import Point
 from samebits.errors import CheckpointError
-from samebits.store.checkpoint import Incoming, Outgoing, PointHeader
-from samebits.store.checkpoint.local import streaming
+from samebits.store.checkpoint import Incoming, Outgoing, PointHeader, streaming
 from samebits.training.group import transfer
 from samebits.training.state import snapshot
 

@@ -20,7 +20,7 @@ from samebits.core.reports import MAX_AILMENTS, Ailment, Figure, HealthReport, S
 from samebits.errors import PreflightError
 from samebits.service.health import device_look
 from samebits.service.health.device_look import DeviceLook, DeviceReadings, WatchedDevice
-from samebits.store.checkpoint.memory.available_memory import taken_share
+from samebits.store.checkpoint.memory_buffer import taken_share
 
 SHARED_MEMORY = Path("/dev/shm")
 DESCRIPTORS_SHARE = 0.9

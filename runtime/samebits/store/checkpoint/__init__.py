@@ -10,41 +10,26 @@ been compared.
 
 from __future__ import annotations
 
-from samebits.store.checkpoint.format.manifest import CHUNK_BYTES, Manifest, PointHeader, encode_manifest
-from samebits.store.checkpoint.format.safetensors_header import TensorEntry, encode_header, in_file_order
-from samebits.store.checkpoint.format.tensor_part import BITS_BY_DTYPE, TensorPart
-from samebits.store.checkpoint.format.tree import Tree
-from samebits.store.checkpoint.local.folder import (
-    is_prefix,
-    oldest_step_in,
-    parse_point_name,
-    point_name,
-    rank_directory,
-)
-from samebits.store.checkpoint.local.pruning import (
-    Pruned,
-    Pruning,
-    Retention,
-    disposable,
-    is_abandoned,
-    prune,
-    tellable,
-)
-from samebits.store.checkpoint.local.reading import Checkpoint, export_tensors, read, tensor_entries, verify
-from samebits.store.checkpoint.local.scanning import FoundPoint, inspect_point, point_in, scan
-from samebits.store.checkpoint.local.streaming import MAX_PREFACE_BYTES, Incoming, Outgoing, sizes_of
-from samebits.store.checkpoint.local.surveying import (
+from samebits.store.checkpoint.folder import (
     Entry,
     EntryState,
+    FoundPoint,
     folders_with_points,
+    inspect_point,
     is_gone,
+    is_prefix,
     job_of,
     newest_common_point,
+    oldest_step_in,
+    parse_point_name,
+    point_in,
+    point_name,
+    rank_directory,
+    scan,
     survey,
 )
-from samebits.store.checkpoint.local.writing import write_point
-from samebits.store.checkpoint.memory.memory_buffer import BufferGoneError, MemoryBuffer
-from samebits.store.checkpoint.memory.memory_room import (
+from samebits.store.checkpoint.memory_buffer import BufferGoneError, MemoryBuffer
+from samebits.store.checkpoint.memory_room import (
     SHARED_MEMORY,
     MemoryRoom,
     RoomInUse,
@@ -57,6 +42,17 @@ from samebits.store.checkpoint.memory.memory_room import (
     rooms_of,
     sweep,
 )
+from samebits.store.checkpoint.point_format import (
+    BITS_BY_DTYPE,
+    CHUNK_BYTES,
+    Manifest,
+    PointHeader,
+    TensorEntry,
+    TensorPart,
+    encode_header,
+    encode_manifest,
+    in_file_order,
+)
 from samebits.store.checkpoint.point_store import (
     Found,
     Location,
@@ -66,7 +62,20 @@ from samebits.store.checkpoint.point_store import (
     open_point_store,
     slots_in,
 )
+from samebits.store.checkpoint.pruning import (
+    Pruned,
+    Pruning,
+    Retention,
+    disposable,
+    is_abandoned,
+    prune,
+    tellable,
+)
+from samebits.store.checkpoint.reading import Checkpoint, export_tensors, read, tensor_entries, verify
+from samebits.store.checkpoint.streaming import MAX_PREFACE_BYTES, Incoming, Outgoing, sizes_of
+from samebits.store.checkpoint.tree import Tree
 from samebits.store.checkpoint.writer import Outcome, Writer, dismiss_waiting, start_ahead
+from samebits.store.checkpoint.writing import write_point
 
 __all__ = [
     "BITS_BY_DTYPE",

@@ -15,14 +15,13 @@ from typing import Any, Protocol, TypeVar
 from samebits.core.point import Point
 from samebits.errors import StoreError
 from samebits.store import private
-from samebits.store.checkpoint.format.manifest import Manifest, PointHeader
-from samebits.store.checkpoint.format.tensor_part import TensorPart
-from samebits.store.checkpoint.format.tree import Tree
-from samebits.store.checkpoint.local import folder, pruning, reading, scanning, writing
-from samebits.store.checkpoint.local.pruning import Pruned, Pruning
-from samebits.store.checkpoint.local.reading import Checkpoint
-from samebits.store.checkpoint.local.scanning import FoundPoint
-from samebits.store.checkpoint.remote.remote_points import RemotePointStore, slots_at
+from samebits.store.checkpoint import folder, pruning, reading, writing
+from samebits.store.checkpoint.folder import FoundPoint
+from samebits.store.checkpoint.point_format import Manifest, PointHeader, TensorPart
+from samebits.store.checkpoint.pruning import Pruned, Pruning
+from samebits.store.checkpoint.reading import Checkpoint
+from samebits.store.checkpoint.remote_points import RemotePointStore, slots_at
+from samebits.store.checkpoint.tree import Tree
 from samebits.store.durable import BytesLike
 from samebits.store.owner import claim_folder, make_claim_durable
 
@@ -58,7 +57,7 @@ FoundHere = TypeVar("FoundHere", bound=Found)
 
 class PointStore(Protocol[FoundHere]):
     """The points of one slot. What each call promises, and raises, is what the function of that name in a local folder
-    does: ``scanning.scan``, ``reading.verify`` and ``read``, ``writing.write_point`` and
+    does: ``folder.scan``, ``reading.verify`` and ``read``, ``writing.write_point`` and
     ``write_prepared``, ``pruning.prune``."""
 
     def claim(self) -> None:
@@ -127,13 +126,13 @@ class LocalPointStore:
             self._is_claimed = True
 
     def scan(self) -> list[FoundPoint]:
-        """See ``scanning.scan``."""
-        return scanning.scan(self._directory, self._job)
+        """See ``folder.scan``."""
+        return folder.scan(self._directory, self._job)
 
     def find(self, point: Point) -> FoundPoint | None:
         """As :meth:`scan`, without a look at the others."""
         path = self._directory / folder.point_name(point)
-        return scanning.inspect_point(path, point, self._job) if path.is_dir() else None
+        return folder.inspect_point(path, point, self._job) if path.is_dir() else None
 
     def verify(self, found: FoundPoint) -> None:
         """See ``reading.verify``."""

@@ -33,9 +33,9 @@ from samebits.errors import CheckpointError, StoreError
 from samebits.service import log
 from samebits.store import checkpoint as checkpoints
 from samebits.store import durable
-from samebits.store.checkpoint.memory import memory_room
-from samebits.store.checkpoint.memory.memory_buffer import open_slot
-from samebits.store.checkpoint.memory.memory_room import PAGE, opened_room, room_path
+from samebits.store.checkpoint import memory_room
+from samebits.store.checkpoint.memory_buffer import open_slot
+from samebits.store.checkpoint.memory_room import PAGE, opened_room, room_path
 from samebits.training.state.generators import Generators, unpack
 
 __all__ = ["KeptGenerators"]

@@ -26,14 +26,13 @@ from samebits.service.buddy import brief_of
 from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import Checkpoint, Outgoing, PointHeader, TensorPart
-from samebits.training.checkpoint import copying
-from samebits.training.checkpoint.comparisons import comparisons_by
+from samebits.training.checkpoint import staging
 from samebits.training.checkpoint.digests import Digests
 from samebits.training.checkpoint.kept_copies import KeptCopies
 from samebits.training.checkpoint.kept_generators import KeptGenerators
 from samebits.training.checkpoint.kept_states import KeptState, KeptStates, bytes_in
 from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
-from samebits.training.checkpoint.save_rhythm import due_by
+from samebits.training.checkpoint.save_rhythm import comparisons_by, due_by
 from samebits.training.group import ddp, transfer
 from samebits.training.group.group import Group, is_communication_failure
 from samebits.training.process.context import Worker
@@ -612,7 +611,7 @@ class StatePoints:
                     return self._copies.read(copy), {}
         targets, tensors = self._targets(self._state.live_contents())
         with self.folder.rejecting(point):
-            found = self.folder.load(point, targets, threads=copying.loading_threads(generation.local_world_size))
+            found = self.folder.load(point, targets, threads=staging.loading_threads(generation.local_world_size))
             snapshot.state_in(found.tree, found.tensors)  # whole, and nevertheless no state: another point will do
         return found, _filled(found, targets, tensors)
 

@@ -8,17 +8,9 @@ import pytest
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, StoreError
 from samebits.store.checkpoint import FoundPoint, rank_directory, read, scan, verify
-from samebits.store.checkpoint.format.manifest import decode_manifest
+from samebits.store.checkpoint.point_format import decode_manifest
 from tests.store.disk_faults import names_in
-from tests.store.points import (
-    CHUNK_BYTES,
-    JOB,
-    change_byte,
-    copy_point,
-    each_change,
-    find,
-    save,
-)
+from tests.store.points import CHUNK_BYTES, JOB, change_byte, copy_point, each_change, find, save
 
 DATA, MANIFEST = "data.safetensors", "manifest.msgpack"
 
@@ -148,7 +140,7 @@ def test_another_points_data_of_the_same_size_is_not_this_points(tmp_path: Path)
 def test_a_later_version_is_named(found: FoundPoint, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(found.path)
     with monkeypatch.context() as patched:
-        patched.setattr("samebits.store.checkpoint.format.manifest.VERSION", 2)
+        patched.setattr("samebits.store.checkpoint.point_format.VERSION", 2)
         save(found.path.parent.parent, 7)
     assert "format version 2, this program reads 1" in refused(again(found))
 

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from samebits.errors import CheckpointError
-from samebits.store.checkpoint import Checkpoint, Incoming, Outgoing, TensorPart, read, sizes_of, write_point
-from samebits.store.checkpoint.local import streaming
+from samebits.store.checkpoint import Checkpoint, Incoming, Outgoing, TensorPart, read, sizes_of, streaming, write_point
 from tests.store.points import JOB, LAYOUT, find, header_of, one_of_each_dtype
 
 TREE = {"lr": 0.5, "betas": (0.9, 0.999), "names": ["weight", "bias"]}

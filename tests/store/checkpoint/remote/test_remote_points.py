@@ -10,9 +10,8 @@ import safetensors
 
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, ForeignFolderError, StoreError
-from samebits.store.checkpoint import Pruning, Retention
-from samebits.store.checkpoint.remote import object_store
-from samebits.store.checkpoint.remote.remote_points import slots_at
+from samebits.store.checkpoint import Pruning, Retention, object_store
+from samebits.store.checkpoint.remote_points import slots_at
 from tests.store.checkpoint.conftest import Folder
 from tests.store.checkpoint.remote.remote_points import CHUNK_BYTES, assert_is, find, points, prune, save
 from tests.store.checkpoint.remote.s3_server import S3Server

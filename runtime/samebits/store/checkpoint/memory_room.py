@@ -28,9 +28,9 @@ from typing import Protocol
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, LockedError, StoreError
 from samebits.store import durable
-from samebits.store.checkpoint.format.manifest import decode_manifest
-from samebits.store.checkpoint.local.scanning import FoundPoint
-from samebits.store.checkpoint.memory.memory_buffer import MemoryBuffer, Stage, open_slot, read_header, read_manifest
+from samebits.store.checkpoint.folder import FoundPoint
+from samebits.store.checkpoint.memory_buffer import MemoryBuffer, Stage, open_slot, read_header, read_manifest
+from samebits.store.checkpoint.point_format import decode_manifest
 
 SHARED_MEMORY = Path("/dev/shm")
 NAMES = ("a", "b")

@@ -18,12 +18,17 @@ import xxhash
 
 from samebits.errors import CheckpointError
 from samebits.store import durable
-from samebits.store.checkpoint.format import safetensors_header
-from samebits.store.checkpoint.format.manifest import Manifest, PointHeader
-from samebits.store.checkpoint.format.safetensors_header import TensorEntry, encode_header
-from samebits.store.checkpoint.format.tensor_part import TensorPart, bytes_of
-from samebits.store.checkpoint.format.tree import Tree
-from samebits.store.checkpoint.local.scanning import FoundPoint
+from samebits.store.checkpoint import point_format
+from samebits.store.checkpoint.folder import FoundPoint
+from samebits.store.checkpoint.point_format import (
+    Manifest,
+    PointHeader,
+    TensorEntry,
+    TensorPart,
+    bytes_of,
+    encode_header,
+)
+from samebits.store.checkpoint.tree import Tree
 
 _MEND = "an older point, or another rank's copy of this one, is whole; this one is kept for inspection"
 _ALIGNMENT_BYTES = 64
@@ -186,10 +191,10 @@ def _entries_in(descriptor: int, found: FoundPoint, manifest: Manifest) -> list[
 
 def decode_tensor_header(read_range: Callable[[int, int], bytes], manifest: Manifest, origin: str) -> list[TensorEntry]:
     """The tensors that the data file names; ``read_range`` gives its bytes from a start to an end."""
-    first, file_bytes = safetensors_header.LENGTH_BYTES, manifest.data_bytes
+    first, file_bytes = point_format.LENGTH_BYTES, manifest.data_bytes
     try:
-        length = safetensors_header.decode_header_length(read_range(0, first), file_bytes)
-        return safetensors_header.decode_header(read_range(first, first + length), file_bytes)
+        length = point_format.decode_header_length(read_range(0, first), file_bytes)
+        return point_format.decode_header(read_range(first, first + length), file_bytes)
     except CheckpointError as error:
         raise CheckpointError(f"{origin}: {error}; {_MEND}") from None
 

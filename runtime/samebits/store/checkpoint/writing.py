@@ -19,13 +19,19 @@ import xxhash
 
 from samebits.errors import CheckpointError
 from samebits.store import durable
-from samebits.store.checkpoint.format.manifest import CHUNK_BYTES, Manifest, PointHeader, encode_manifest
-from samebits.store.checkpoint.format.safetensors_header import encode_header, in_file_order
-from samebits.store.checkpoint.format.tensor_part import TensorPart, bytes_of
-from samebits.store.checkpoint.format.tree import Tree
-from samebits.store.checkpoint.local import folder, reading
-from samebits.store.checkpoint.local.folder import DATA_FILE, MANIFEST_FILE
-from samebits.store.checkpoint.local.scanning import inspect_point
+from samebits.store.checkpoint import folder, reading
+from samebits.store.checkpoint.folder import DATA_FILE, MANIFEST_FILE, inspect_point
+from samebits.store.checkpoint.point_format import (
+    CHUNK_BYTES,
+    Manifest,
+    PointHeader,
+    TensorPart,
+    bytes_of,
+    encode_header,
+    encode_manifest,
+    in_file_order,
+)
+from samebits.store.checkpoint.tree import Tree
 from samebits.store.durable import BytesLike
 
 _WRITE_BYTES = 8 * 1024 * 1024
