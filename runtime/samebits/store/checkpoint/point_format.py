@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -150,20 +150,27 @@ def _from_fields(fields: dict[str, Any]) -> Manifest:
         raise CheckpointError(f"the manifest is incomplete: {error!r}") from None
 
 
-def hash_chunks(views: Iterable[memoryview], chunk_bytes: int) -> tuple[int, tuple[bytes, ...]]:
-    """The size of the data, and the hash of each chunk, wherever the views begin and end."""
-    size_bytes, chunks, digest = 0, [], xxhash.xxh3_128()
+def cut(views: Iterable[memoryview], chunk_bytes: int) -> Iterator[list[memoryview]]:
+    """Cut the views, one after another, into lists of ``chunk_bytes`` in all; the last may have less."""
+    pieces, room = list[memoryview](), chunk_bytes
     for view in views:
         while view:
-            piece, view = view[: chunk_bytes - size_bytes % chunk_bytes], view[chunk_bytes - size_bytes % chunk_bytes :]
-            digest.update(piece)
-            size_bytes += len(piece)
-            if size_bytes % chunk_bytes == 0:
-                chunks.append(digest.digest())
-                digest = xxhash.xxh3_128()
-    if size_bytes % chunk_bytes:
-        chunks.append(digest.digest())
-    return size_bytes, tuple(chunks)
+            piece, view = view[:room], view[room:]
+            pieces.append(piece)
+            room -= len(piece)
+            if room == 0:
+                yield pieces
+                pieces, room = [], chunk_bytes
+    if pieces:
+        yield pieces
+
+
+def hash_of(pieces: Iterable[memoryview]) -> bytes:
+    """Return the hash of one chunk, wherever its pieces lie."""
+    digest = xxhash.xxh3_128()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()
 
 
 MAX_HEADER_BYTES = 100_000_000  # the library's own limit

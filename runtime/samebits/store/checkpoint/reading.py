@@ -26,6 +26,7 @@ from samebits.store.checkpoint.point_format import (
     TensorEntry,
     TensorPart,
     bytes_of,
+    cut,
     encode_header,
 )
 from samebits.store.checkpoint.tree import Tree
@@ -140,21 +141,6 @@ def _padded(entry: TensorEntry) -> int:
     return -(-(entry.end - entry.start) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
-def _cut(views: list[memoryview], chunk_bytes: int) -> Iterator[list[memoryview]]:
-    """The views, one after another, cut into lists of ``chunk_bytes`` in all; the last may have less."""
-    pieces, room = list[memoryview](), chunk_bytes
-    for view in views:
-        while view:
-            piece, view = view[:room], view[room:]
-            pieces.append(piece)
-            room -= len(piece)
-            if room == 0:
-                yield pieces
-                pieces, room = [], chunk_bytes
-    if pieces:
-        yield pieces
-
-
 def checkpoint_of(manifest: Manifest, buffer: memoryview, origin: str) -> Checkpoint:
     """The point whose verified data file is ``buffer``; ``origin`` names it in an error."""
     tensors = {
@@ -223,7 +209,7 @@ def chunks_of(manifest: Manifest) -> Iterator[tuple[int, int, int]]:
 def _read_chunks(descriptor: int, views: list[memoryview], found: FoundPoint, manifest: Manifest, threads: int) -> None:
     """Fill the views, one after another, with the whole file; this thread is one of those that do."""
     others = min(threads, len(manifest.chunks)) - 1
-    chunks, taking = enumerate(_cut(views, manifest.chunk_bytes)), threading.Lock()
+    chunks, taking = enumerate(cut(views, manifest.chunk_bytes)), threading.Lock()
     cached_bytes = _CACHED_BYTES_OF_SEVERAL if others > 0 else _CACHED_BYTES
     failures: dict[int, BaseException] = {}
 
@@ -263,7 +249,7 @@ def _read_chunk(
 ) -> None:
     """Fill the pieces, one after another, with a chunk, and compare its hash."""
     digest, offset = xxhash.xxh3_128(), (found.data_offset or 0) + index * manifest.chunk_bytes
-    for batch in _cut(pieces, cached_bytes):
+    for batch in cut(pieces, cached_bytes):
         offset = _fill(descriptor, batch, offset, found)
         for piece in batch:
             digest.update(piece)

@@ -34,10 +34,11 @@ from samebits.store.checkpoint.point_format import (
     PointHeader,
     TensorPart,
     bytes_of,
+    cut,
     decode_manifest,
     encode_header,
     encode_manifest,
-    hash_chunks,
+    hash_of,
     in_file_order,
 )
 from samebits.store.checkpoint.pruning import Pruned, Pruning
@@ -194,8 +195,8 @@ class RemotePointStore:
         """
         parts = in_file_order(tensors)
         views = [memoryview(encode_header(parts)), *map(bytes_of, parts)]
-        data_bytes, chunks = hash_chunks(views, chunk_bytes)
-        manifest = encode_manifest(Manifest(header, layout, tree, data_bytes, chunk_bytes, chunks))
+        chunks = tuple(map(hash_of, cut(views, chunk_bytes)))
+        manifest = encode_manifest(Manifest(header, layout, tree, sum(map(len, views)), chunk_bytes, chunks))
         self.write_prepared(header, lambda: manifest, views)
 
     def write_prepared(

@@ -15,8 +15,6 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import xxhash
-
 from samebits.errors import CheckpointError
 from samebits.store import durable
 from samebits.store.checkpoint import folder, reading
@@ -27,8 +25,10 @@ from samebits.store.checkpoint.point_format import (
     PointHeader,
     TensorPart,
     bytes_of,
+    cut,
     encode_header,
     encode_manifest,
+    hash_of,
     in_file_order,
 )
 from samebits.store.checkpoint.tree import Tree
@@ -142,20 +142,12 @@ def _make_durable(path: Path) -> None:
 def _write_data(path: Path, parts: list[TensorPart], chunk_bytes: int) -> tuple[int, tuple[bytes, ...]]:
     views = [memoryview(encode_header(parts)), *map(bytes_of, parts)]
     chunks: list[bytes] = []
-    digest, room = xxhash.xxh3_128(), chunk_bytes
     descriptor = durable.create(path)
     try:
-        for view in views:
-            while view:
-                piece, view = view[:room], view[room:]
-                digest.update(piece)
+        for pieces in cut(views, chunk_bytes):
+            chunks.append(hash_of(pieces))
+            for piece in pieces:
                 durable.write_all(descriptor, piece)
-                room -= len(piece)
-                if room == 0:
-                    chunks.append(digest.digest())
-                    digest, room = xxhash.xxh3_128(), chunk_bytes
-        if room < chunk_bytes:
-            chunks.append(digest.digest())
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

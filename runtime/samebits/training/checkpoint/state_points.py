@@ -25,7 +25,7 @@ from samebits.service import log
 from samebits.service.buddy import brief_of
 from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
-from samebits.store.checkpoint import Checkpoint, Outgoing, PointHeader, TensorPart
+from samebits.store.checkpoint import Checkpoint, Found, Outgoing, PointHeader, TensorPart
 from samebits.training.checkpoint import staging
 from samebits.training.checkpoint.digests import Digests
 from samebits.training.checkpoint.kept_copies import KeptCopies
@@ -507,44 +507,43 @@ class StatePoints:
         Raises:
             StoreError: no rank's folder has it whole.
         """
-        process, root = self._process, self._root()
+        job, root = self._process.admitted.job, self._root()
         own = None if self._folder is None else self._folder.slot
         if self._folder is not None:
             self._folder.discard_memory()
         self._copies.discard()
-        for slot in sorted(checkpoints.slots_in(root), key=lambda one: (one != own, one)):
-            store = checkpoints.open_point_store(
-                root, slot, job=process.admitted.job, job_name=process.job_name, claims=False
-            )
-            for found in store.scan():
-                if found.point.step != point.step or not found.is_usable:
-                    continue
-                try:
-                    final = store.read(found)
-                    contents = self._together(snapshot.state_in(final.tree, final.tensors), final.header)
-                except CheckpointError as error:
-                    log.warn(f"passed over the final state in {found.where}: {error}")
-                    continue
-                self._state.load(contents, own=slot == own)
-                log.say(f"training is finished already: this is the final state, step {point.step}, of slot {slot}")
-                return
+        for slot, store, found in self._saved(job, lambda one: one.step == point.step, first=own):
+            try:
+                final = store.read(found)
+                contents = self._together(snapshot.state_in(final.tree, final.tensors), final.header)
+            except CheckpointError as error:
+                log.warn(f"passed over the final state in {found.where}: {error}")
+                continue
+            self._state.load(contents, own=slot == own)
+            log.say(f"training is finished already: this is the final state, step {point.step}, of slot {slot}")
+            return
         raise StoreError(
             f"training is finished at step {point.step}, but no whole copy of that state is found in {root}: "
             "bring back the checkpoint folder of any rank"
         )
 
+    def _saved(
+        self, job: str, fits: Callable[[Point], bool], first: int | None = None
+    ) -> Iterator[tuple[int, checkpoints.PointStore[Any], Found]]:
+        """Find the usable points of all slots that fit, with their slot and store; one slot may be the ``first``."""
+        root, job_name = self._root(), self._process.job_name
+        for slot in sorted(checkpoints.slots_in(root), key=lambda one: (one != first, one)):
+            store = checkpoints.open_point_store(root, slot, job=job, job_name=job_name, claims=False)
+            yield from ((slot, store, found) for found in store.scan() if found.is_usable and fits(found.point))
+
     def _together(self, contents: dict[str, Any], header: PointHeader) -> dict[str, Any]:
         """A point's contents with every tensor whole: of what is sharded, the other ranks' points hold the rest."""
         if not has_pieces(contents["shared"]["values"]):
             return contents
-        root, job_name = self._root(), self._process.job_name
         owns = []
-        for slot in checkpoints.slots_in(root):
-            store = checkpoints.open_point_store(root, slot, job=header.job, job_name=job_name, claims=False)
-            for found in store.scan():
-                if found.point == header.point and found.is_usable:
-                    other = store.read(found)
-                    owns.append(snapshot.state_in(other.tree, other.tensors)["own"].get("shards", {}))
+        for _, store, found in self._saved(header.job, lambda one: one == header.point):
+            other = store.read(found)
+            owns.append(snapshot.state_in(other.tree, other.tensors)["own"].get("shards", {}))
         values = whole(contents["shared"]["values"], owns)
         return {**contents, "shared": {**contents["shared"], "values": values}}
 
