@@ -2,10 +2,9 @@
 
 A point is a directory with a safetensors file of the tensors and a manifest that holds everything else together with a
 hash of every chunk of the data. The same two files may lie in a slot of shared memory first, from which a process of
-their own writes them out, and where they outlive the death of whoever filled it. Never here: torch, and any decision
-about which point is resumed. Callers use the names below; the modules behind them are one step each. The one idea: a
-point is written once, under a name it gets only when it is whole, and it is never handed out without its hashes having
-been compared.
+their own writes them out, and which outlives the process that filled it. Callers use the names below. A point is
+written once, under a name that it gets only when it is whole, and it is never handed out before its hashes were
+compared. torch, and the choice of the point to resume, are elsewhere.
 """
 
 from __future__ import annotations

@@ -4,10 +4,10 @@
 
     header (one page) | manifest.msgpack, and room for a longer one | data.safetensors, from a page's start on
 
-Here live the file's layout and the steps of filling it: reserve, open, copy (the caller's), seal; then hash. Never
-here: who calls them, folders, disks, torch. The one idea: the bytes lie as they will lie on disk, so that the writer
-streams them out unchanged, and the header says what is true of them with a hash of itself, so that a kill at any
-instruction leaves a slot that is either what it says or says nothing.
+The steps of filling it are: reserve, open, copy (the caller's), seal, hash. The bytes lie as they will lie on disk, so
+that the writer streams them out unchanged. The header says what is true of them and carries a hash of itself, so a
+kill at any instruction leaves a slot that is what its header says, or has no header. The data is hashed where it lies,
+before it is written to disk or, if it is large, beside that.
 
 A slot goes through three stages: open (no header: bytes are being copied), sealed (all bytes are there, unproven, good
 only for the writer that hashes them at once), hashed (its manifest holds the digests: it may be found after a crash).

@@ -6,9 +6,9 @@
     /dev/shm/samebits-<uid>/<job>/<slot>/page          the states of its random number generators (``kept_generators``)
     /dev/shm/samebits-<uid>/<job>/<slot>.copy/{a,b}    what it saved elsewhere, kept here by its buddy
 
-Here live names, ownership and the lock; a slot's content is ``memory_slot``'s. The one idea: /dev/shm is everybody's,
-so nothing below it is used that is not this user's alone, looked at by descriptor and never by name twice; and the
-kernel's lock on the folder says whether a live process has it, so that what is left of finished jobs can be removed.
+Names, ownership and the lock; what is in a slot is ``memory_buffer``'s. Every user can write to /dev/shm, so nothing
+below it is used that is not this user's alone, and it is checked by descriptor, never by name twice. The kernel's lock
+on the folder tells whether a live process has it, so that what finished jobs have left can be removed.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """A folder in an object store, through fsspec: listing, ranged reads, uploads and removal, and what each failure means.
 
-Every call into fsspec is in this file and nothing else is: no name of a point, no format, no policy. The one idea: a
-failure is either final (credentials, a missing bucket, a request that makes no sense) and told at once, or it may pass
-(network, an overloaded server) and is tried again for a bounded time; either way it leaves here as one sentence with
-the URL, what was tried, and the fix, and never with a credential.
+Every call into fsspec is in this file, and no name of a point, no format and no policy is. A failure is either final
+(credentials, a missing bucket, a request that makes no sense) and reported at once, or it may pass (network, an
+overloaded server) and is tried again for a bounded time. Either way it leaves here as one sentence with the URL, what
+was tried, and the fix, and never with a credential.
 
 s3fs reads an object until the server stops sending, and lists a folder for as long as the server names a next page. The
 functions at the end bound both. They rely on the inside of s3fs and aiobotocore: ``_lsdir`` with ``max_items``,

@@ -1,8 +1,7 @@
 """Where one rank's points lie: a local folder or an object store, behind one protocol.
 
-Here live the protocol, the local folder as one implementation of it, and the choice between the two; ``remote`` is the
-other. Never here: the lock (its holder's), a format, a policy. The one idea: a location is a ``Path`` or, for another
-place than this machine's folders, the text of a URL, and nobody else asks which of the two it is.
+The local folder implements the protocol here, ``remote_points`` for an object store. A location is a ``Path`` or, for
+another place than this machine's folders, the text of a URL; no other module asks which of the two it is.
 """
 
 from __future__ import annotations
@@ -57,8 +56,8 @@ FoundHere = TypeVar("FoundHere", bound=Found)
 
 class PointStore(Protocol[FoundHere]):
     """The points of one slot. What each call promises, and raises, is what the function of that name in a local folder
-    does: ``folder.scan``, ``reading.verify`` and ``read``, ``writing.write_point`` and
-    ``write_prepared``, ``pruning.prune``."""
+    does: ``folder.scan``, ``reading.verify`` and ``read``, ``writing.write_point`` and ``write_prepared``,
+    ``pruning.prune``."""
 
     def claim(self) -> None:
         """Durably this job's; before anything is saved."""

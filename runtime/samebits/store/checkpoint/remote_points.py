@@ -6,10 +6,9 @@
     <url>/<slot>/step_0000000120_gen_000003.0001-5f3a….data.safetensors         one attempt to save the point: its data,
     <url>/<slot>/step_0000000120_gen_000003.0001-5f3a….manifest.msgpack         and, last, its manifest
 
-Here live scanning, verifying, reading, writing and deleting there; the formats are the local ones, byte for byte, and
-fsspec is ``object_store``'s. Never here: a lock (that stays on the host) or a choice of what is resumed. The one idea:
-each attempt has names of its own, so a stale or half upload meets nobody else's manifest, nothing whole is overwritten,
-and a point is there when a manifest is and its data fits.
+The formats are the local ones, byte for byte; fsspec is ``object_store``'s, and the lock stays on the host. What makes
+an attempt unique is part of both its names, so a stale or half upload never meets another attempt's manifest and
+nothing whole is overwritten. A point is there if a manifest is and its data has the right size.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Saving a point: data → fsync → manifest → fsync → rename → fsync of the folder, and never over an existing point.
 
-Here lives the order of a save; the formats of its files are ``safetensors_header``'s and ``manifest``'s. The one idea:
-everything happens in a temporary directory, hashed while it is written, and the point exists from one rename on. Data
-goes past the page cache where the file system allows it: who saves does not read again soon, so copying gigabytes into
-the cache costs a processor and everybody's cached pages for nothing (O_DIRECT in open(2)).
+Everything happens in a temporary directory, hashed while it is written, and the point exists from one rename on. Data
+goes past the page cache if the file system allows it (O_DIRECT in open(2)): it is not read again soon, so copying
+gigabytes into the cache would cost a processor and evict other processes' pages for nothing.
 """
 
 from __future__ import annotations
