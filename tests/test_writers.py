@@ -35,7 +35,7 @@ WRITERS = {
     "store/checkpoint/memory_buffer.py:open_slot": "O_NOFOLLOW in that folder; creates nothing",
     "training/checkpoint/kept_generators.py:_new_file": "O_EXCL and O_NOFOLLOW in that folder",
     "store/checkpoint/object_store.py:_upload": "an object of a store, no file of this machine",
-    "store/process_identity.py:find": "memory of a process of this user's, by its descriptor under /proc",
+    "store/process_identity.py:find_memory": "memory of a process of this user's, by its descriptor under /proc",
     "service/process_state.py:__init__": "memory of a process of this user's, by its descriptor under /proc",
     "training/checkpoint/export.py:export_for_torch": "into a descriptor of store.durable's",
     "commands/drill/faults.py:flip_bit": "a drill damages a checkpoint that it made, on purpose",
