@@ -13,6 +13,7 @@ import hypothesis
 import pytest
 
 from tests import cpu_times, long_first
+from tests.ops import shell_job
 from tests.system.processes import WarmStarter
 
 # How long an example takes is the machine's affair.
@@ -32,6 +33,14 @@ def repository() -> Path:
 def warm() -> Iterator[WarmStarter]:
     """Starts scripts in processes that need not import torch."""
     starter = WarmStarter()
+    yield starter
+    starter.close()
+
+
+@pytest.fixture(scope="session")
+def warm_commands() -> Iterator[WarmStarter]:
+    """Starts commands of ``samebits``, and jobs that know no torch, in processes that need not import anything."""
+    starter = WarmStarter(shell_job.modules_of_commands(), shell_job.bare_environment())
     yield starter
     starter.close()
 

@@ -9,17 +9,20 @@ import pytest
 
 from tests.last_look import last_look
 from tests.ops.shell_job import WAIT_S, ShellJob
+from tests.system.processes import WarmStarter
 
 
 @pytest.fixture
-def new_job(tmp_path: Path, has_failed: Callable[[], bool]) -> Iterator[Callable[..., ShellJob]]:
+def new_job(
+    tmp_path: Path, has_failed: Callable[[], bool], warm_commands: WarmStarter
+) -> Iterator[Callable[..., ShellJob]]:
     """Makes folders with no job in them yet; after a test that failed, what was said in them is shown."""
     jobs: list[ShellJob] = []
 
-    def make(name: str, **settings: str) -> ShellJob:
+    def make(name: str, *, starter: WarmStarter | None = warm_commands, **settings: str) -> ShellJob:
         folder = tmp_path / name
         folder.mkdir()
-        jobs.append(ShellJob(folder, **settings))
+        jobs.append(ShellJob(folder, starter, **settings))
         return jobs[-1]
 
     yield make

@@ -1,4 +1,8 @@
-"""A job in a folder of its own, started through the scripts as a user does: what it prints, its processes, its end.
+"""A job in a folder of its own, started as a user does: what it prints, its processes, its end.
+
+``run_sh`` and ``recover_sh`` call the scripts. ``run``, ``recover`` and ``tool`` start what these become, ``samebits
+run`` and so on, in a forked process that has imported it already: a job costs a fifth of the CPU time then. A test of
+what lies before that command (bash, the interpreter's start, limits, descriptors) calls the script.
 
 Waits are for events (a line, a snapshot that the scheduler pushes, a process's end), each with a bound. Whatever a test
 leaves running is ended by pid and start time.
@@ -13,18 +17,31 @@ import re
 import select
 import signal
 import subprocess
+import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import IO
 
+import samebits
 from samebits import config
 from samebits.launcher.job_view import JobView
 from samebits.launcher.processes import process_names, read_pid_files, send_signal
 from samebits.launcher.scheduler_link import SchedulerLink
 from samebits.store.process_identity import ProcessIdentity
-from tests.system.processes import PATIENCE, found_below, free_port, signal_process
+from tests.system.processes import (
+    PATIENCE,
+    SAMEBITS,
+    Command,
+    Forked,
+    WarmStarter,
+    found_below,
+    free_port,
+    signal_process,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("tiny_worker.py")
@@ -33,13 +50,42 @@ UNTIL_TOLD = ("--until", "enough")
 WAIT_S = 120.0 * PATIENCE  # scripts whose workers import torch begin slowly on a busy machine
 POLL_S = 0.01
 SHOWN_LINES = 12
+RUN_SH = ROOT / "scripts" / "run.sh"
+RECOVER_SH = ROOT / "scripts" / "recover.sh"
+NOT_OF_COMMANDS = ("training", "dashboard", "compat", "integrations", "horovod", "earlier", "remote")
+"""Modules that these commands do not import: of torch, web servers, object stores, and of earlier releases."""
+
+
+def modules_of_commands() -> list[str]:
+    """Return all modules that a command of ``samebits``, its scheduler and ``tiny_worker`` may import."""
+    root = Path(samebits.__file__).parent
+    paths = [path.relative_to(root.parent).with_suffix("") for path in sorted(root.rglob("*.py"))]
+    return [".".join(path.parts) for path in paths if not set(path.parts) & set(NOT_OF_COMMANDS)]
+
+
+def bare_environment() -> dict[str, str]:
+    """Today's environment without a word on any job."""
+    settings = [name for name in config.KEPT_NAMES if name not in ("PATH", "PYTHONPATH")]
+    settings += ["ROLE", "NODE_ID", "MS_ROLE", "MS_NODE_ID"]
+    return {name: text for name, text in os.environ.items() if not any(fnmatchcase(name, word) for word in settings)}
 
 
 class Shell:
-    """One running script; its standard output and error come together, line by line."""
+    """One running command; its standard output and error come together, line by line."""
 
-    def __init__(self, words: list[str], folder: Path, environment: Mapping[str, str]) -> None:
-        self.process = subprocess.Popen(
+    def __init__(self, process: subprocess.Popen[str] | Forked, output: IO[str]) -> None:
+        self.process = process
+        self._output = output
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        self._seen: list[str] = []
+        self.heard: list[tuple[float, str]] = []  # every line, and when it came (monotonic seconds)
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    @classmethod
+    def of(cls, words: list[str], folder: Path, environment: Mapping[str, str]) -> Shell:
+        """Start any program."""
+        process = subprocess.Popen(
             ["env", "--default-signal=HUP", *words],  # else it inherits that the tests run under nohup
             cwd=folder,
             env=dict(environment),
@@ -49,15 +95,22 @@ class Shell:
             text=True,
             start_new_session=True,
         )
-        self._lines: queue.Queue[str | None] = queue.Queue()
-        self._seen: list[str] = []
-        self.heard: list[tuple[float, str]] = []  # every line, and when it came (monotonic seconds)
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        assert process.stdout is not None
+        return cls(process, process.stdout)
+
+    @classmethod
+    def forked(cls, starter: WarmStarter, words: list[str], folder: Path, environment: Mapping[str, str]) -> Shell:
+        """Start ``samebits WORDS``."""
+        with tempfile.TemporaryDirectory(prefix="samebits-shell-") as name:
+            pipe = Path(name) / "output"
+            os.mkfifo(pipe)
+            reads = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+            running = starter.start(Command(None, tuple(words), environment, folder, pipe))
+            os.set_blocking(reads, True)
+        return cls(Forked(running, ["samebits", *words]), os.fdopen(reads, errors="replace"))
 
     def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
+        for line in self._output:
             self.heard.append((time.monotonic(), line))
             self._lines.put(line)
         self._lines.put(None)
@@ -108,10 +161,17 @@ class Shell:
 
 
 class ShellJob:
-    """A job's folder and the scripts that were called in it."""
+    """A job's folder and the commands that were called in it.
 
-    def __init__(self, folder: Path, **settings: str) -> None:
+    Args:
+        folder: of this job alone.
+        starter: forks commands of ``samebits``; None: each is started anew.
+        settings: of the job, besides those below, or instead of them.
+    """
+
+    def __init__(self, folder: Path, starter: WarmStarter | None = None, **settings: str) -> None:
         self.folder = folder
+        self._starter = starter
         self.port = free_port()
         self.settings = {
             "SCHED_PORT": str(self.port),
@@ -129,33 +189,41 @@ class ShellJob:
 
     def bare_environment(self) -> dict[str, str]:
         """Today's environment without a word on any job."""
-        settings = [name for name in config.KEPT_NAMES if name not in ("PATH", "PYTHONPATH")]
-        settings += ["ROLE", "NODE_ID", "MS_ROLE", "MS_NODE_ID"]
-        return {
-            name: text for name, text in os.environ.items() if not any(fnmatchcase(name, word) for word in settings)
-        }
+        return bare_environment()
 
     def shell(self, *words: str, folder: Path | None = None, **settings: str) -> Shell:
-        shell = Shell(list(words), folder or self.folder, {**self.bare_environment(), **settings})
-        self.shells.append(shell)
-        return shell
+        """Any program."""
+        return self._keep(Shell.of(list(words), folder or self.folder, {**bare_environment(), **settings}))
 
     def run(self, *words: str, worker: Path = WORKER, options: tuple[str, ...] = (), **settings: str) -> Shell:
+        """What ``run.sh [options] tiny_worker.py words`` becomes, with this job's settings."""
+        settings = {**self.settings, **settings}
+        if not settings.get("MAX_RESTARTS") and not settings.get("MS_MAX_RESTARTS"):
+            settings["MAX_RESTARTS"] = "0"
+        return self.tool("run", *options, "--", str(worker), *words, **settings)
+
+    def run_sh(self, *words: str, worker: Path = WORKER, options: tuple[str, ...] = (), **settings: str) -> Shell:
         """``run.sh [options] tiny_worker.py words``, with this job's settings."""
-        script = str(ROOT / "scripts" / "run.sh")
-        return self.shell("bash", script, *options, str(worker), *words, **{**self.settings, **settings})
+        return self.shell("bash", str(RUN_SH), *options, str(worker), *words, **{**self.settings, **settings})
 
-    def recover(self, **settings: str) -> Shell:
-        """``recover.sh``, with no settings at all."""
-        return self.recover_words(**settings)
+    def recover(self, *words: str, **settings: str) -> Shell:
+        """What ``recover.sh words`` becomes, with no settings at all."""
+        return self.tool("recover", *words, **settings)
 
-    def recover_words(self, *words: str, **settings: str) -> Shell:
-        """``recover.sh words``."""
-        return self.shell("bash", str(ROOT / "scripts" / "recover.sh"), *words, **settings)
+    def recover_sh(self, *words: str, **settings: str) -> Shell:
+        """``recover.sh words``, with no settings at all."""
+        return self.shell("bash", str(RECOVER_SH), *words, **settings)
 
-    def tool(self, *words: str) -> Shell:
+    def tool(self, *words: str, folder: Path | None = None, **settings: str) -> Shell:
         """``samebits <words>``, with no settings at all."""
-        return self.shell(str(ROOT / ".venv" / "bin" / "python"), "-P", "-m", "samebits", *words)
+        environment = {**bare_environment(), **settings}
+        if self._starter is None or not self._starter.can_start(environment):
+            return self.shell(sys.executable, *SAMEBITS, *words, folder=folder, **settings)
+        return self._keep(Shell.forked(self._starter, list(words), folder or self.folder, environment))
+
+    def _keep(self, shell: Shell) -> Shell:
+        self.shells.append(shell)
+        return shell
 
     def let_finish(self) -> None:
         """Let the workers that were started with ``UNTIL_TOLD`` end their training."""

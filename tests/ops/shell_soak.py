@@ -94,7 +94,7 @@ class ShellSoak:
             self._look_after()
             time.sleep(_LOOKS_EVERY_S)
         self._take_ended()
-        last = self.job.recover()  # by somebody who has not seen it finish
+        last = self.job.recover_sh()  # by somebody who has not seen it finish
         self._require(last.end() == 0, f"of the finished job recover.sh says {last.text!r}")
         for shell, name in self._names.items():  # a killed one may have left somebody who waited, and spoke
             text = "\n".join(shell.all_lines())
@@ -192,7 +192,7 @@ class ShellSoak:
             shell.send(number)
 
     def _run(self) -> None:
-        self._call("run.sh", self.job.run(*UNTIL_TOLD))
+        self._call("run.sh", self.job.run_sh(*UNTIL_TOLD))
 
     def _call(self, script: str, shell: Shell) -> None:
         self._names[shell] = f"{script} {len(self._names)}"
@@ -221,7 +221,7 @@ class ShellSoak:
                 if not self._followers():
                     self._run()  # the first was killed before there was a job
             elif self._is_to_be_mended():
-                self._call("recover.sh", self.job.recover())
+                self._call("recover.sh", self.job.recover_sh())
 
     def _is_to_be_mended(self) -> bool:
         """Whether something is missing, or nobody follows, of a job that is not finished."""

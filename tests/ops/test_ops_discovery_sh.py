@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from samebits.launcher.job_view import JobView
-from tests.ops.shell_job import ROOT, UNTIL_TOLD, WAIT_S, WORKER, Shell, ShellJob
+from tests.ops.shell_job import UNTIL_TOLD, WAIT_S, WORKER, Shell, ShellJob
 from tests.system.samples_probe import BATCH, SAMPLES
 
 pytestmark = pytest.mark.system
@@ -42,8 +41,7 @@ def drive(job: ShellJob, *words: str, script: tuple[str, ...] = (str(WORKER), *U
     launch.chmod(0o700)
     found = ("--host-discovery-script", "cat hosts", "--launch", "./on-host.sh {host} {command}", "--nnodes", "1:4")
     settings = {name: text for name, text in job.settings.items() if name != "WORKER_NUM"}
-    command = [sys.executable, "-P", "-m", "samebits", "run", *found, *words, *script]
-    return job.shell(*command, **settings, SHRINK_GRACE="0.5", PYTHONPATH=str(ROOT))
+    return job.tool("run", *found, *words, *script, **settings, SHRINK_GRACE="0.5")
 
 
 def trains(view: JobView, *nodes: str) -> bool:

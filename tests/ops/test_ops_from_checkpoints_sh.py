@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.ops.shell_job import ROOT, ShellJob
+from tests.system.processes import WarmStarter
 
 pytestmark = pytest.mark.system
 
@@ -42,10 +43,12 @@ def contents(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.name != "start.lock")
 
 
-def test_a_job_goes_on_from_its_checkpoints_to_the_same_bits(new_job: Callable[..., ShellJob]) -> None:
-    undisturbed = new_job("undisturbed", WORKER_NUM="2")
+def test_a_job_goes_on_from_its_checkpoints_to_the_same_bits(
+    new_job: Callable[..., ShellJob], warm: WarmStarter
+) -> None:
+    undisturbed = new_job("undisturbed", starter=warm, WORKER_NUM="2")
     assert undisturbed.run(*STEPS, worker=DIGITS).end() == 0
-    job = new_job("job", WORKER_NUM="2")
+    job = new_job("job", starter=warm, WORKER_NUM="2")
     everything_killed_after(job, 30)
     shutil.rmtree(job.folder / "recovery")
     before = contents(job.folder)
@@ -66,7 +69,7 @@ def test_a_job_goes_on_from_its_checkpoints_to_the_same_bits(new_job: Callable[.
     content[-5] ^= 1
     data.write_bytes(content)
     (job.folder / "ckpt_of_rank" / "0" / "owner.json").unlink()
-    recover = job.recover_words("--from-checkpoints")
+    recover = job.recover("--from-checkpoints")
     assert recover.end() == 0, recover.text
     assert f"not used: {data.parent}" in recover.text
     assert (
@@ -85,12 +88,12 @@ def test_what_has_a_journal_is_gone_on_with_as_ever(job: ShellJob) -> None:
     job.wait_training()
     shell.send(signal.SIGINT)
     assert shell.end() == 78
-    refused = job.recover_words("--from-checkpoints")
+    refused = job.recover("--from-checkpoints")
     assert refused.end() == 80, refused.text
     assert "holds a journal" in refused.text
     shutil.rmtree(job.folder / "recovery")
     for words in ((), ("--from-checkpoints",)):
-        refused = job.recover_words(*words)
+        refused = job.recover(*words)
         assert refused.end() == 71, refused.text
         assert "held by all ranks. Fix: " in refused.text
         assert re.search(r"run\.sh --fresh \S*tiny_worker\.py .*` starts anew", refused.text)

@@ -16,7 +16,9 @@ pytestmark = pytest.mark.system
 
 
 def script_in(job: ShellJob, folder: Path, name: str, *words: str, **settings: str) -> Shell:
-    return job.shell("bash", str(ROOT / "scripts" / name), *words, folder=folder, **settings)
+    """What the script of this name becomes, in this folder."""
+    become = {"run.sh": ("run",), "recover.sh": ("recover",), "add.sh": ("scale", "--add", "1")}
+    return job.tool(*become[name], *words, folder=folder, **settings)
 
 
 def test_a_copy_touches_nothing_of_the_job_it_was_copied_from(job: ShellJob) -> None:
@@ -39,15 +41,14 @@ def test_a_copy_touches_nothing_of_the_job_it_was_copied_from(job: ShellJob) -> 
         refused = script_in(job, copy, *words)
         assert refused.end() == 80, refused.text
         assert "this folder is a copy" in refused.text
-    python = str(ROOT / ".venv" / "bin" / "python")
     for tool in ("stop", "status", "follow"):
-        refused = job.shell(python, "-P", "-m", "samebits", tool, folder=copy)
+        refused = job.tool(tool, folder=copy)
         assert refused.end() == 80, refused.text
         assert "this folder is a copy" in refused.text
-    looked = job.shell(python, "-P", "-m", "samebits", "ckpt", folder=copy)
+    looked = job.tool("ckpt", folder=copy)
     looked.end()
     assert str(job.folder / "ckpt_of_rank") not in looked.text
-    looked = job.shell(python, "-P", "-m", "samebits", "history", folder=copy)
+    looked = job.tool("history", folder=copy)
     assert looked.end() == 0 and "every member trains" in looked.text, looked.text
 
     settings = {**job.settings, "SCHED_PORT": str(free_port())}
@@ -96,7 +97,7 @@ def test_a_folder_that_was_moved_goes_on_where_it_is(job: ShellJob, log_dir: str
     for word in (f"was started in {before}, which is gone: this folder was moved", "--moved", "--fresh"):
         assert word in line
     job.let_finish()
-    recover = job.recover_words("--moved")
+    recover = job.recover("--moved")
     assert recover.end() == 0, recover.text
     assert f"the job that was started in {before} goes on in {job.folder}" in recover.text
     assert not before.exists()
@@ -120,7 +121,7 @@ def test_a_folder_that_was_moved_while_its_job_runs_is_followed_there(job: Shell
     job.folder = job.folder.rename(job.folder.parent / "moved away")
     fresh = job.run(*UNTIL_TOLD, options=("--fresh",))
     assert fresh.end() == 73, fresh.text
-    recover = job.recover_words("--moved")
+    recover = job.recover("--moved")
     recover.wait_for("nothing to do: every process of the job is there")
     assert job.identities() == before
     job.let_finish()

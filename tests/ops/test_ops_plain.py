@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -22,8 +21,7 @@ pytestmark = pytest.mark.system
 
 def started(job: ShellJob, *words: str) -> Shell:
     job.settings["WORKER_NUM"] = "2"
-    command = [sys.executable, "-P", "-m", "samebits", "run", "--plain", str(SCRIPT), *words]
-    return job.shell(*command, **job.settings)
+    return job.tool("run", "--plain", str(SCRIPT), *words, **job.settings)
 
 
 def begun(job: ShellJob, runs: int) -> list[tuple[int, int, str, int]]:

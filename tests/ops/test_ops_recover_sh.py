@@ -24,12 +24,12 @@ ALL_THERE = "nothing to do: every process of the job is there"
 
 
 def test_a_killed_worker_comes_back_while_run_sh_stays(job: ShellJob) -> None:
-    shell = job.run(*UNTIL_TOLD, "--say", "a 'b' $c")
+    shell = job.run_sh(*UNTIL_TOLD, "--say", "a 'b' $c")
     job.wait_training()
     before = job.identities()
     job.kill("worker_1")
     shell.wait_for(r"worker 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\).*Fix: bash .*recover\.sh brings it back")
-    recover = job.recover()
+    recover = job.recover_sh()
     job.wait_training(generation=2)
     job.let_finish()
     assert recover.end() == 0, recover.text

@@ -73,7 +73,7 @@ def test_an_error_of_its_own_names_what_runs_on(tmp_path: Path, capfd: pytest.Ca
 
 def test_a_job_runs_to_its_end_and_the_next_one_moves_it_aside(job: ShellJob) -> None:
     awkward = 'it\'s "$HOME" *'
-    first = job.run("--steps", "30", "--say", awkward)
+    first = job.run_sh("--steps", "30", "--say", awkward)
     assert first.end() == 0, first.text
     assert "job finished at step 30" in first.text
     assert "loss 0.0333" in first.text
@@ -179,7 +179,7 @@ def test_ctrl_c_is_heard_at_every_moment_of_a_start(new_job: Callable[..., Shell
     statuses = set()
     for number in range(8):
         job = new_job(f"{number}", WORKER_NUM="6")
-        shell = job.run(*ENDLESS)
+        shell = job.run_sh(*ENDLESS)
         time.sleep(number * 0.07)  # a moment anywhere between the first line of the script and the follower's
         os.killpg(shell.process.pid, signal.SIGINT)
         statuses.add(shell.end())
@@ -197,7 +197,7 @@ exec {shutil.which("env")} "$@"
 """
     )
     (slow / "env").chmod(0o755)
-    shell = job.run(*ENDLESS, PATH=f"{slow}:{os.environ['PATH']}")
+    shell = job.run_sh(*ENDLESS, PATH=f"{slow}:{os.environ['PATH']}")
     shell.wait_until(lambda: (slow / "becomes").exists())
     os.killpg(shell.process.pid, signal.SIGINT)
     assert shell.end() in (-signal.SIGINT, 128 + signal.SIGINT), shell.text
@@ -284,7 +284,7 @@ def test_an_unfinished_job_is_in_the_way_until_it_is_asked_to_go(job: ShellJob) 
     for word in ("tiny_worker.py", "unfinished at step", "3 workers", "recover.sh", "--fresh"):
         assert word in refused.text
     assert job.running() == []
-    fresh = job.run("--steps", "10", options=("--fresh",))
+    fresh = job.run_sh("--steps", "10", options=("--fresh",))
     assert fresh.end() == 0, fresh.text
     assert "is unfinished; its folders are moved aside, nothing is deleted" in fresh.text
     assert "job finished at step 10" in fresh.text
@@ -323,8 +323,8 @@ def take_port(holder: socket.socket, port: int) -> None:
 def test_where_no_port_is_named_a_free_one_is_taken_and_kept(job: ShellJob) -> None:
     with socket.socket() as holder:
         take_port(holder, 8118)
-        settings = {name: text for name, text in job.settings.items() if name != "SCHED_PORT"}
-        shell = job.shell("bash", str(ROOT / "scripts" / "run.sh"), str(WORKER), *UNTIL_TOLD, **settings)
+        del job.settings["SCHED_PORT"]
+        shell = job.run(*UNTIL_TOLD)
         port = shell.wait_for(r"SCHED_PORT=8118, the default, is taken: this job's scheduler has port (\d+)").group(1)
         assert json.loads((job.log_dir / "start.json").read_text())["environment"]["SCHED_PORT"] == port
         job.settings["SCHED_PORT"] = port
@@ -383,7 +383,7 @@ def test_what_cannot_be_run_is_said(job: ShellJob) -> None:
         shell = job.shell("bash", script, *words)
         assert shell.end() == status
         assert expected in shell.text
-    recover = job.recover()
+    recover = job.recover_sh()
     assert recover.end() == 80
     assert "no job was started in" in recover.text
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.ops.shell_job import UNTIL_TOLD, WORKER, Shell, ShellJob
+from tests.system.processes import WarmStarter
 
 pytestmark = pytest.mark.system
 
@@ -19,15 +19,14 @@ def started(host: ShellJob, port: int, node_rank: int, *words: str) -> Shell:
     share = ("--nnodes", "2", "--node-rank", str(node_rank), "-n", "1")
     where = ("--sched-host", "127.0.0.1", "--sched-port", str(port))
     settings = {name: text for name, text in host.settings.items() if name not in ("SCHED_PORT", "WORKER_NUM")}
-    command = [sys.executable, "-P", "-m", "samebits", "run", *share, *where, str(WORKER), *words]
-    return host.shell(*command, **settings)
+    return host.tool("run", *share, *where, str(WORKER), *words, **settings)
 
 
 @pytest.fixture
-def other(tmp_path: Path) -> ShellJob:
+def other(tmp_path: Path, warm_commands: WarmStarter) -> ShellJob:
     folder = tmp_path / "the other host"
     folder.mkdir()
-    return ShellJob(folder)
+    return ShellJob(folder, warm_commands)
 
 
 def test_each_host_starts_its_share_and_what_dies_of_it_again(job: ShellJob, other: ShellJob) -> None:

@@ -35,6 +35,7 @@ def changed(job: ShellJob, before: dict[str, ProcessIdentity]) -> set[str]:
 
 
 def add(job: ShellJob, *words: str) -> Shell:
+    """``add.sh``."""
     return job.shell("bash", str(ROOT / "scripts" / "add.sh"), *words)
 
 

@@ -54,14 +54,14 @@ def new_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], No
 
 
 @pytest.fixture
-def script_job(tmp_path: Path, watched: Callable[[JobFolder], None]) -> Callable[..., ScriptJob]:
-    """Makes jobs that are started with ``run.sh``."""
+def script_job(tmp_path: Path, warm: WarmStarter, watched: Callable[[JobFolder], None]) -> Callable[..., ScriptJob]:
+    """Makes jobs that a user starts."""
     numbers = itertools.count()
 
     def make(*args: str, **options: Any) -> ScriptJob:
         folder = tmp_path / f"scripted{next(numbers)}"
         folder.mkdir()
-        job = ScriptJob(folder, args=args, **options)
+        job = ScriptJob(folder, warm, args=args, **options)
         watched(job)
         return job
 

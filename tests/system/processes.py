@@ -32,21 +32,38 @@ PRELOADED = ("LD_PRELOAD", "DELAY_SEED", "DELAY_UP_TO_MS")
 """Environment variables of ``tests.under_delay``, whose delays are for every process of a test."""
 PATIENCE = 5.0 if PRELOADED[-1] in os.environ else 1.0
 """How many times as long as usual a test waits for what it waits for."""
+SAMEBITS = ("-P", "-m", "samebits")
+"""What the scripts have Python run, before the words of a subcommand."""
+READ_AT_START = ("PYTHONHOME", "PYTHONSAFEPATH", "PYTHONHASHSEED", "PYTHONIOENCODING", "LC_ALL", "LANG")
+"""Variables that Python reads before it runs anything: a forked process cannot be given others."""
+TRAINING = ("filelock", "msgpack", "safetensors", "sklearn.datasets", "torch", "torch._dynamo", "xxhash", "zmq")
+TRAINING += (
+    "samebits.service.scheduler",
+    "samebits.training.run.elastic_run",
+    "samebits.service.writer_process",
+)  # with it all that a worker loads
+_ROOM = "x" * 16_000  # for the command lines and environments that a warm starter's children show
 
 
 @dataclass(frozen=True, slots=True)
 class Command:
     """A Python script and everything its process is given; standard output and error are appended to ``log``.
 
-    ``inside``: the pid of a process in whose namespaces a warm start takes place (``tests.clusters.namespaces``).
+    ``script``: None stands for the command ``samebits``, whose words ``args`` are. ``inside``: the pid of a process in
+    whose namespaces a warm start takes place (``tests.clusters.namespaces``).
     """
 
-    script: Path
+    script: Path | None
     args: tuple[str, ...]
     environment: Mapping[str, str]
     folder: Path
     log: Path
     inside: int | None = None
+
+    @property
+    def words(self) -> list[str]:
+        """What stands behind ``python``."""
+        return [*(SAMEBITS if self.script is None else (str(self.script),)), *self.args]
 
 
 class Starter(Protocol):
@@ -124,7 +141,7 @@ class ColdStarter:
         assert command.inside is None, "only a warm start leads into namespaces"
         with command.log.open("ab") as log:
             child = subprocess.Popen(
-                [sys.executable, str(command.script), *command.args],
+                [sys.executable, *command.words],
                 env=dict(command.environment),
                 cwd=command.folder,
                 stdin=subprocess.DEVNULL,
@@ -143,15 +160,22 @@ class ColdStarter:
 
 
 class WarmStarter:
-    """Forks from a process that has imported torch; see ``warm_start``. Closing it ends that process."""
+    """Forks from a process that has imported what is needed; see ``warm_start``. Closing it ends that process.
 
-    def __init__(self) -> None:
+    Args:
+        modules: which it imports; torch and all that a worker loads, unless told otherwise.
+        environment: of that process; a child gets another, but for ``READ_AT_START``.
+    """
+
+    def __init__(self, modules: Sequence[str] = TRAINING, environment: Mapping[str, str] | None = None) -> None:
         ours, theirs = socket.socketpair()
+        self._environment = dict(environment_of_tests() if environment is None else environment)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tests.system.warm_start", str(theirs.fileno())],
+                [sys.executable, "-m", "tests.system.warm_start", str(theirs.fileno()), " ".join(modules), _ROOM],
                 cwd=REPOSITORY,
-                env=environment_of_tests() | {"OMP_NUM_THREADS": "1"},  # torch reads it when it is imported
+                # Torch reads the number of its threads when it is imported.
+                env=self._environment | {"OMP_NUM_THREADS": "1", "ROOM": _ROOM},
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
@@ -165,10 +189,13 @@ class WarmStarter:
         self._socket.close()
         self._process.wait(60.0 * PATIENCE)
 
+    def can_start(self, environment: Mapping[str, str]) -> bool:
+        """Return whether a process with this environment can be forked here."""
+        return all(environment.get(name) == self._environment.get(name) for name in READ_AT_START)
+
     def start(self, command: Command) -> Running:
         order = {
-            "script": str(command.script),
-            "args": command.args,
+            "words": command.words,
             "environment": dict(command.environment),
             "folder": str(command.folder),
             "log": str(command.log),
@@ -204,6 +231,32 @@ class WarmStarter:
             received = self._socket.recv(65536)
             assert received, f"the warm starter ended with status {self._process.wait(60.0 * PATIENCE)}"
             self._rest += received
+
+
+class Forked:
+    """What the tests use of ``subprocess.Popen``, for a process of a warm starter."""
+
+    def __init__(self, running: Running, args: list[str]) -> None:
+        self._running = running
+        self.args = args
+        self.pid = running.pid
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        return None if self._running.is_alive() else self.wait()
+
+    def wait(self, timeout: float = 60.0 * PATIENCE) -> int:
+        try:
+            self.returncode = self._running.wait(timeout)
+        except TimeoutError as error:
+            raise subprocess.TimeoutExpired(self.args, timeout) from error
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        self._running.signal(signal.Signals(number))
+
+    def kill(self) -> None:
+        self._running.signal(signal.SIGKILL)
 
 
 def identity_of_child(pid: int) -> ProcessIdentity:

@@ -1,8 +1,7 @@
-"""A job that a user starts with ``run.sh`` and brings back with ``recover.sh``, in a folder of his own.
+"""A job that a user starts and brings back, in a folder of its own: calls, Ctrl-C, kills, output and pid files.
 
-Here lives what he does (call a script, press Ctrl-C, kill a pid) and what he sees (the scripts' output, pid files). The
-one idea: both scripts are called as the README says, in the job's folder; ``recover.sh`` without arguments and without
-any of the job's environment.
+``run_sh`` calls the script as the README says. ``run`` and ``recover`` start what the scripts become, in a forked
+process that has imported torch; ``recover`` without any of the job's environment.
 """
 
 from __future__ import annotations
@@ -14,21 +13,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from samebits.store.process_identity import ProcessIdentity, read_pid_file
+from tests.ops.shell_job import RUN_SH
 from tests.system.job import FINISH_S, PROBE, WAIT_S, JobFolder
-from tests.system.processes import REPOSITORY, environment_of_tests, lines_of, signal_process
+from tests.system.processes import Command, Forked, WarmStarter, environment_of_tests, lines_of, signal_process
 
-RUN = REPOSITORY / "scripts" / "run.sh"
-RECOVER = REPOSITORY / "scripts" / "recover.sh"
 SCHEDULER = "scheduler"
 
 
 class Called:
-    """One call of a script, in a session of its own as in a terminal of its own."""
+    """One call of a script or command, in a session of its own as in a terminal of its own."""
 
-    def __init__(self, words: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path) -> None:
+    def __init__(self, child: subprocess.Popen[bytes] | Forked, output: Path) -> None:
+        self._child = child
         self.output = output
+
+    @classmethod
+    def script(cls, words: Sequence[str], folder: Path, environment: Mapping[str, str], output: Path) -> Called:
+        """Call a script."""
         with output.open("ab") as out:
-            self._child = subprocess.Popen(
+            child = subprocess.Popen(
                 ["bash", *words],
                 cwd=folder,
                 env=dict(environment),
@@ -37,6 +40,7 @@ class Called:
                 stderr=out,
                 start_new_session=True,
             )
+        return cls(child, output)
 
     @property
     def pid(self) -> int:
@@ -73,13 +77,15 @@ class ScriptJob(JobFolder):
     """A job through the scripts.
 
     Args:
-        script: what is trained; None: the scripts' own default.
+        starter: forks ``samebits`` and the job's processes; ``run_sh`` needs none.
+        script: what is trained; None: the default of ``run_sh``.
         args: the script's.
     """
 
     def __init__(
         self,
         folder: Path,
+        starter: WarmStarter | None = None,
         *,
         script: Path | None = PROBE,
         args: Sequence[str] = (),
@@ -87,22 +93,34 @@ class ScriptJob(JobFolder):
         settings: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(folder, workers=workers, settings=settings)
+        self._starter = starter
         marks = ("--marks", str(folder)) if script == PROBE else ()
         self._words = [] if script is None else [str(script), *args, *marks]
         self._calls = 0
 
-    def run(self, *options: str, **more: str) -> Called:
+    def run_sh(self, *options: str, **more: str) -> Called:
         """``run.sh`` with the job's environment."""
-        return self._call([str(RUN), *options, *self._words], self.environment(**more))
+        words = [str(RUN_SH), *options, *self._words]
+        return Called.script(words, self.folder, self.environment(**more), self._output("run"))
+
+    def run(self, *options: str, **more: str) -> Called:
+        """What ``run.sh`` becomes, with the job's environment."""
+        environment = {"MAX_RESTARTS": "0", **self.environment(**more)}
+        return self._call(["run", *options, "--", *self._words], environment)
 
     def recover(self) -> Called:
-        """``recover.sh``, with nothing but a shell's own environment."""
-        return self._call([str(RECOVER)], environment_of_tests())
+        """What ``recover.sh`` becomes, with nothing but a shell's own environment."""
+        return self._call(["recover"], environment_of_tests())
 
     def _call(self, words: Sequence[str], environment: Mapping[str, str]) -> Called:
+        assert self._starter is not None, "only run_sh needs no starter"
+        output = self._output(words[0])
+        running = self._starter.start(Command(None, tuple(words), environment, self.folder, output))
+        return Called(Forked(running, list(words)), output)
+
+    def _output(self, command: str) -> Path:
         self._calls += 1
-        output = self.folder / f"{self._calls}-{Path(words[0]).stem}.out"
-        return Called(words, self.folder, environment, output)
+        return self.folder / f"{self._calls}-{command}.out"
 
     # ---- processes
 

@@ -19,7 +19,7 @@ def test_the_default_job_finishes_and_gives_the_same_bits_again(
 ) -> None:
     unset = {"WORKER_NUM": "", "OMP_NUM_THREADS": "", "ENABLE_RECOVERY": "", "REGISTER_COOLDOWN": ""}
     job = script_job(script=None, settings=unset)
-    first = job.run()
+    first = job.run_sh()
     sha256 = job.finished(first)
     assert "job finished at step 600" in first.text()
     accuracy = job.matches(0, FINAL)[0][1]
@@ -28,7 +28,7 @@ def test_the_default_job_finishes_and_gives_the_same_bits_again(
     if runs == 1:
         assert {match[2] for rank in job.ranks for match in job.matches(rank, FINAL)} == {sha256}
         return
-    again = job.run()
+    again = job.run_sh()
     assert job.finished(again) == sha256
     assert "is finished; its folders are moved aside" in again.text()
     for rank in job.ranks:
@@ -39,6 +39,6 @@ def test_the_default_job_finishes_and_gives_the_same_bits_again(
 @pytest.mark.thorough
 def test_eight_workers(script_job: Callable[..., ScriptJob]) -> None:
     job = script_job(script=None, workers=8)
-    job.finished(job.run())
+    job.finished(job.run_sh())
     for rank in job.ranks:
         assert len(job.matches(rank, r"^epoch \d+ step \d+ loss \d+\.\d+$")) == 600 // 20

@@ -1,44 +1,53 @@
-"""A process that has imported torch once and forks a child for every script it is told to run.
+"""A process that imports once what its children need, and forks one for every command of Python's it is told to run.
 
-Started by ``processes.WarmStarter``. A child becomes what ``python script.py`` would have become: its own session,
-folder, environment and log, ``sys.argv``, ``sys.path`` and ``__main__``. Two things differ: the imports below cost it
-nothing, and one that comes to the end of its script is not taken apart object by object. The one idea: the fork happens
-while there is a single thread, and whatever a child does (exit, an uncaught exception, ``kill -9``) happens at the
-bottom of its stack, as in any script.
+Started by ``processes.WarmStarter`` with the names of the modules. A child becomes what the command would have become:
+a session, folder, environment and log of its own, ``sys.argv``, ``sys.path`` and ``__main__``. Two things differ: the
+imports cost it nothing, and its objects are not taken apart one by one at its end. Where such a child starts a process
+of Python itself (``samebits run`` the scheduler and the workers, a worker its checkpoint writer), that one is forked as
+well: ``execvpe`` with a command that can be imitated loads no new program, and a process that was forked ahead becomes
+the writer.
+
+The fork happens while there is a single thread, and a command of the tests' runs at the bottom of its stack.
 """
 
 from __future__ import annotations
 
 import atexit
+import builtins
 import contextlib
+import ctypes
+import fcntl
 import gc
+import importlib
+import importlib.machinery
+import io
 import json
 import os
-import runpy
 import select
 import signal
 import socket
+import subprocess
 import sys
 import threading
+import traceback
+import types
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-import filelock
-import msgpack
-import safetensors
-import sklearn.datasets
-import torch
-import torch._dynamo
-import xxhash
-import zmq
-
-import samebits.service.scheduler
-import samebits.training.run.elastic_run  # with it all that a worker loads
 from samebits import start_folder
+from samebits.store.child_processes import die_with
 from tests.clusters.namespaces import fork_inside
-from tests.system.processes import identity_of_child
+from tests.system.processes import READ_AT_START, REPOSITORY, SAMEBITS, identity_of_child
 
-IMPORTED = (filelock, msgpack, safetensors, samebits, sklearn.datasets, torch, xxhash, zmq)
+_MAIN = Path(start_folder.__file__).with_name("__main__.py")
+_HERE = {name: os.environ.get(name) for name in READ_AT_START}
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+_ABOVE = 200
+"""Descriptors from here on are in nobody's way."""
+_exec = os.execvpe
+_path: list[str] = []  # where Python looks for modules, without what PYTHONPATH names
 
 
 def serve(link: socket.socket) -> dict[str, Any] | None:
@@ -71,11 +80,15 @@ def serve(link: socket.socket) -> dict[str, Any] | None:
             while b"\n" in rest:
                 line, _, rest = rest.partition(b"\n")
                 order: dict[str, Any] = json.loads(line)
+                # Opened before the answer: a caller that reads a pipe closes its own end for writing then.
+                log = open_log(order) if order["inside"] is None else -1
                 pid = fork_inside(order["inside"])
                 if pid == 0:
                     for other in children:
                         os.close(other)
-                    return order
+                    return order | {"opened": log}
+                if log >= 0:
+                    os.close(log)
                 descriptor = os.pidfd_open(pid)
                 children[descriptor] = pid
                 poll.register(descriptor, select.POLLIN)
@@ -91,37 +104,239 @@ def _tell(link: socket.socket, message: dict[str, int]) -> None:
     link.sendall(json.dumps(message).encode() + b"\n")
 
 
+def open_log(order: dict[str, Any]) -> int:
+    return os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+
 def become(order: dict[str, Any]) -> None:
-    """Turn this child into a process that was started to run the script."""
+    """Turn this child into a process that was started to run the command."""
     os.setsid()
     os.chdir(order["folder"])
-    start_folder.starts_here()
-    log = os.open(order["log"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    log = order["opened"] if order["opened"] >= 0 else open_log(order)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # else it inherits that the tests run under nohup
+    os.execvpe = _exec_warm
+    _take(order["words"], order["environment"])
+    _keep_writer_ready(order["environment"])
+
+
+def _exec_warm(file: str, words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Do what ``os.execvpe`` does, without a new program if the command is one of Python's that ``run`` knows."""
+    words = list(words)
+    is_known = words[1:4] == list(SAMEBITS) or (len(words) > 1 and words[1].endswith(".py"))
+    if file != sys.executable or not is_known or {name: environment.get(name) for name in READ_AT_START} != _HERE:
+        _exec(file, words, environment)
+    gc.freeze()  # an object that is collected later would close a descriptor that has another owner by then
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - as execve(2) does
+        with contextlib.suppress(OSError):
+            if int(name) > 2 and fcntl.fcntl(int(name), fcntl.F_GETFD) & fcntl.FD_CLOEXEC:
+                os.close(int(name))
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            signal.signal(number, signal.SIG_DFL)
+    for number in (signal.SIGPIPE, signal.SIGXFSZ):  # as Python begins
+        signal.signal(number, signal.SIG_IGN)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    atexit._clear()
+    _take(words[1:], environment)
+    _keep_writer_ready(environment)
+    run(words[1:])
+
+
+def _take(words: list[str], environment: Mapping[str, str]) -> None:
+    """Make this process's environment, command line and standard streams those of ``python WORDS``."""
+    start_folder.starts_here()
     os.environ.clear()
-    os.environ.update(order["environment"])
-    script = Path(order["script"])
-    sys.argv = [str(script), *order["args"]]
-    sys.path[0] = str(script.parent)
+    os.environ.update(environment)
+    sys.path[:] = [*filter(None, environment.get("PYTHONPATH", "").split(os.pathsep)), *_path]
+    _show("environ", [f"{name}={text}" for name, text in environment.items()])
+    _show("cmdline", [sys.executable, *words])
+    is_unbuffered = bool(environment.get("PYTHONUNBUFFERED"))
+    encoding = "utf-8" if sys.__stdout__ is None else sys.__stdout__.encoding
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        raw = io.FileIO(descriptor, "w", closefd=False)
+        stream = io.TextIOWrapper(
+            io.BufferedWriter(raw),
+            encoding=encoding,
+            errors="strict" if name == "stdout" else "backslashreplace",
+            line_buffering=name == "stderr",
+            write_through=is_unbuffered,
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
 
 
-def leave() -> NoReturn:
-    """End as Python ends a script, in the same order, up to where it takes its objects apart.
+def _show(what: str, texts: Sequence[str]) -> None:
+    """Have ``/proc/PID/<what>`` name these texts: the memory that it shows was given room when this process began.
+
+    The environment's own room is free for it: what was there has been replaced. Too long a list is left out.
+    """
+    fields = Path("/proc/self/stat").read_bytes().rpartition(b")")[2].split()
+    first = 45 if what == "cmdline" else 47  # proc(5): arg_start, arg_end, env_start, env_end
+    begin, end = map(int, fields[first : first + 2])
+    shown = b"".join(os.fsencode(text) + b"\0" for text in texts)
+    room = end - begin
+    if len(shown) < room:
+        ctypes.memmove(begin, shown.ljust(room, b"\0"), room)
+
+
+class _WriterAhead:
+    """Stands in the place of the module ``subprocess`` where a worker starts its checkpoint writer.
+
+    Args:
+        link: to the process that was forked ahead; the next ``Popen`` has it become the command.
+        pid: of that process.
+    """
+
+    DEVNULL = subprocess.DEVNULL
+
+    def __init__(self, link: socket.socket, pid: int) -> None:
+        self._link: socket.socket | None = link
+        self._pid = pid
+
+    def Popen(self, words: Sequence[str], *, pass_fds: Sequence[int], **options: Any) -> subprocess.Popen[bytes]:
+        if (link := self._link) is None or list(words[:3]) != [sys.executable, "-P", "-c"]:
+            return subprocess.Popen(words, pass_fds=pass_fds, **options)
+        self._link = None
+        order = {"words": words[1:], "folder": str(Path.cwd()), "environment": dict(os.environ), "opened": pass_fds}
+        with link:
+            socket.send_fds(link, [json.dumps(order).encode()], list(pass_fds))
+            begun = link.recv(1)
+        if not begun:  # it was killed
+            os.waitpid(self._pid, 0)
+            return subprocess.Popen(words, pass_fds=pass_fds, **options)
+        child: subprocess.Popen[bytes] = subprocess.Popen.__new__(subprocess.Popen)
+        vars(child).update(args=words, pid=self._pid, returncode=None, stdin=None, stdout=None, stderr=None)
+        vars(child).update(_child_created=True, _waitpid_lock=threading.Lock(), _sigint_wait_secs=0.25)
+        return child
+
+
+def _keep_writer_ready(environment: Mapping[str, str]) -> None:
+    """Fork the process that becomes this worker's checkpoint writer, while there is a single thread.
+
+    Until then it stands in the root folder and shows no environment of the job, so that nobody takes it for a part of
+    it, and ends with its parent.
+    """
+    if environment.get("ROLE") != "worker" or "samebits.service.writer_process" not in sys.modules:
+        return
+    from samebits.store.checkpoint import writer
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    parent = os.getpid()
+    pid = os.fork()
+    if pid:
+        theirs.close()
+        writer.subprocess = _WriterAhead(ours, pid)  # type: ignore[attr-defined]
+        return
+    ours.close()
+    die_with(parent)
+    os.chdir("/")
+    _show("environ", [])
+    _show("cmdline", [])
+    message, received, _, _ = socket.recv_fds(theirs, 1 << 18, 16)
+    if not message:
+        os._exit(0)
+    order = json.loads(message)
+    lasts = [fcntl.fcntl(one, fcntl.F_DUPFD_CLOEXEC, _ABOVE) for one in (theirs.detach(), *received)]
+    for descriptor, last in zip(order["opened"], lasts[1:], strict=True):
+        os.dup2(last, descriptor)
+        os.close(last)
+    null = os.open(os.devnull, os.O_RDWR)
+    os.dup2(null, 0)
+    os.dup2(null, 1)
+    os.setpgid(0, 0)
+    os.chdir(order["folder"])
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0, 0, 0, 0)  # a writer outlives its trainer
+    _take(order["words"], order["environment"])
+    warnings.simplefilter("ignore", RuntimeWarning)  # of runpy: the module is imported already
+    os.write(lasts[0], b"1")
+    os.close(lasts[0])
+    run(order["words"])
+
+
+def run(words: list[str]) -> NoReturn:
+    """Be ``python WORDS`` from its first line to its end: ``-P -m samebits …`` or a script and its arguments."""
+    status = 0
+    try:
+        if words[:2] == ["-P", "-c"]:
+            sys.argv = ["-c", *words[3:]]
+            exec(compile(words[2], "<string>", "exec"), vars(types.ModuleType("__main__")))
+        elif words[:3] == list(SAMEBITS):
+            from samebits.__main__ import main
+
+            sys.argv = [str(_MAIN), *words[3:]]
+            sys.exit(main())
+        else:
+            _run_script(words)
+    except SystemExit as leaving:
+        status = _status_of(leaving)
+    except KeyboardInterrupt:
+        _leave(None)
+    except BaseException as error:
+        own = error.__traceback__
+        while own is not None and own.tb_frame.f_code.co_filename in (__file__, str(Path(__file__))):
+            own = own.tb_next
+        sys.excepthook(type(error), error.with_traceback(own), own)
+        status = 1
+    _leave(status)
+
+
+def _run_script(words: list[str]) -> None:
+    sys.argv = list(words)
+    sys.orig_argv = [sys.executable, *words]
+    sys.path.insert(0, str(Path(words[0]).resolve().parent))
+    module = types.ModuleType("__main__")
+    module.__file__ = words[0]
+    module.__loader__ = importlib.machinery.SourceFileLoader("__main__", words[0])
+    vars(module).update(__builtins__=builtins, __cached__=None, __annotations__={})
+    sys.modules["__main__"] = module
+    with io.open_code(words[0]) as file:
+        code = compile(file.read(), words[0], "exec", dont_inherit=True)
+    exec(code, vars(module))
+
+
+def _status_of(leaving: SystemExit) -> int:
+    """As Python ends on ``sys.exit``."""
+    if leaving.code is None:
+        return 0
+    if isinstance(leaving.code, int):
+        return leaving.code & 0xFF
+    print(leaving.code, file=sys.stderr)
+    return 1
+
+
+def _leave(status: int | None) -> NoReturn:
+    """End as Python does, in the same order, up to where it takes its objects apart; None: by the SIGINT it got.
 
     In a forked process that copies page after page of memory that is shared so far: as much as all else it does.
     Processes that are started anew (``ColdStarter``, the scripts) end as ever.
     """
-    threading._shutdown()  # type: ignore[attr-defined]
-    atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
+    try:
+        if status is None:
+            traceback.print_exc()
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+        if status is None:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        os._exit(1 if status is None else status)
 
 
 def main() -> None:
     link = socket.socket(fileno=int(sys.argv[1]))
+    for name in sys.argv[2].split():
+        importlib.import_module(name)
+    named = [str(REPOSITORY), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]  # it was started in the first
+    _path[:] = [entry for entry in sys.path if entry not in named]
     threads = sum(1 for _ in Path("/proc/self/task").iterdir())
     assert threads == 1, f"a fork would lose {threads - 1} threads"
     gc.freeze()
@@ -129,8 +344,7 @@ def main() -> None:
     link.close()
     if order is not None:
         become(order)
-        runpy.run_path(order["script"], run_name="__main__")
-        leave()
+        run(order["words"])
 
 
 if __name__ == "__main__":

@@ -28,7 +28,8 @@ class RunJob(ScriptJob):
     def begin(self, *options: str) -> Called:
         """Start it; every rank then waits at its first gate."""
         command = [sys.executable, "-P", "-m", "samebits", "run", "-n", str(self.workers), *options, *self._words]
-        return Called(["-c", 'exec "$@"', "run", *command], self.folder, self.environment(), self.folder / "run.out")
+        words = ["-c", 'exec "$@"', "run", *command]
+        return Called.script(words, self.folder, self.environment(), self.folder / "run.out")
 
     def require_survivors(self) -> None:
         """Nobody but the lost worker was seated twice."""
