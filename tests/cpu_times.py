@@ -1,6 +1,7 @@
-"""CPU-seconds of tests: what each costs (``pytest --cpu-times FILE``), and a limit for those that only compute.
+"""CPU-seconds of tests: what each costs (``pytest --cpu-times FILE``), and the limit that ``timeout`` sets.
 
-Wall time says little if tests share two cores and mostly wait. The cost includes every process that a test starts: the
+Wall time says little if tests share two cores and mostly wait: a busy machine makes a test longer, not dearer. The wall
+clock ends only a test that waits for ever. The cost includes every process that a test starts: the
 process that runs tests inherits orphans (``PR_SET_CHILD_SUBREAPER``, prctl(2)) and leaves them unreaped, so that what
 it and its descendants have used only grows, and a test costs the increase. What belongs to no test (a session's
 fixtures, when they close) is counted nowhere.
@@ -22,12 +23,13 @@ import pytest
 import pytest_timeout
 
 COMPUTES = "computes"
-"""The marker of tests that only compute: ``timeout`` limits the CPU-seconds of their process, not their wall time."""
+"""The marker of tests that start no process: ``timeout`` limits the CPU-seconds of their own, to the tick."""
 COMPUTING_ROOMS = ("core", "fuzz", "simulation")
 """Folders of tests in which every test is given this marker."""
 WALL_PER_CPU = 10
-"""A test that computes may take this many times its limit by the wall clock: enough for a busy machine, and an end for
-a test that waits for ever."""
+"""A test may take this many times its limit by the wall clock: enough for a busy machine, and an end for a test that
+waits for ever."""
+_LOOK_AGAIN_S = 0.2  # at the earliest
 _PR_SET_CHILD_SUBREAPER = 36
 _PROPERTY = "cpu_times"
 
@@ -63,7 +65,7 @@ def inherit_orphans() -> None:
 
 
 class Limit:
-    """In each process that runs tests: count the limit of a test that only computes in CPU-seconds."""
+    """In each process that runs tests: count a test's limit in CPU-seconds."""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         tests = Path(__file__).parent
@@ -74,9 +76,10 @@ class Limit:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_timeout_set_timer(self, item: pytest.Item, settings: pytest_timeout.Settings) -> bool | None:
-        """Set both timers; True tells pytest-timeout to set none itself."""
+        """Set the timers; True tells pytest-timeout to set none itself."""
         if item.get_closest_marker(COMPUTES) is None:
-            return None
+            self._limit_with_children(item, settings)
+            return True
 
         def end(*_: object) -> None:
             __tracebackhide__ = True
@@ -86,6 +89,34 @@ class Limit:
         signal.setitimer(signal.ITIMER_PROF, settings.timeout)
         pytest_timeout.pytest_timeout_set_timer(item, settings._replace(timeout=settings.timeout * WALL_PER_CPU))
         return True
+
+    @staticmethod
+    def _limit_with_children(item: pytest.Item, settings: pytest_timeout.Settings) -> None:
+        """Look at what the test and its processes have used when it could be too much, and not before.
+
+        No test that ends within its limit by the wall clock is interrupted by a signal.
+        """
+        began_s, until_s = spent_s(), time.monotonic() + settings.timeout * WALL_PER_CPU
+        cores = len(os.sched_getaffinity(0))
+
+        def look(*_: object) -> None:
+            __tracebackhide__ = True
+            left_s, left_by_clock_s = settings.timeout - (spent_s() - began_s), until_s - time.monotonic()
+            if left_s <= 0:
+                pytest.fail(f"the test and its processes used more than {settings.timeout:g} CPU-seconds")
+            if left_by_clock_s <= 0:
+                waited = settings._replace(timeout=settings.timeout * WALL_PER_CPU)
+                pytest_timeout.timeout_sigalrm(item, waited)
+            next_s = min(max(left_s / cores, _LOOK_AGAIN_S), max(left_by_clock_s, _LOOK_AGAIN_S))
+            signal.setitimer(signal.ITIMER_REAL, next_s)
+
+        def cancel() -> None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+        item.cancel_timeout = cancel  # type: ignore[attr-defined]
+        signal.signal(signal.SIGALRM, look)
+        signal.setitimer(signal.ITIMER_REAL, settings.timeout)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_timeout_cancel_timer(self) -> Generator[None, Any, Any]:

@@ -1,4 +1,4 @@
-"""The cost of a run includes processes that have ended, and a busy machine ends no test that only computes."""
+"""The cost of a run includes processes that have ended, and a busy machine ends no test."""
 
 from __future__ import annotations
 
@@ -29,10 +29,16 @@ print(before, floor.sentence(), sep="\\n")
 
 LIMIT_S = 0.3
 LIMITED = f"""
-import threading, time
+import subprocess, sys, threading, time
 import pytest
 from tests import cpu_times
 cpu_times.WALL_PER_CPU = 1000  # however busy this machine is, the computation has its CPU-seconds first
+
+def test_a_job_on_a_busy_machine():
+    time.sleep(5 * {LIMIT_S})
+
+def test_a_process_without_end():
+    subprocess.run([sys.executable, "-c", "while True: pass"])
 
 @pytest.mark.computes
 def test_a_computation_on_a_busy_machine():
@@ -60,7 +66,7 @@ def test_what_an_orphan_of_an_orphan_has_used_is_counted(repository: Path) -> No
     assert re.fullmatch(r"\d+ CPU-seconds: \d+ s is the floor of a run on \d+ idle cores", done.stdout.splitlines()[1])
 
 
-def test_a_computing_test_is_limited_by_its_cpu_time_and_any_other_by_the_clock(
+def test_a_test_is_limited_by_what_it_and_its_processes_use_and_by_a_generous_clock(
     repository: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "test_limited.py").write_text(LIMITED)
@@ -70,11 +76,12 @@ def test_a_computing_test_is_limited_by_its_cpu_time_and_any_other_by_the_clock(
     done = subprocess.run(command, cwd=repository, env=wide, capture_output=True, text=True, timeout=120, check=False)
     ended = dict(re.findall(r"^FAILED .*::(\w+) - Failed: (.*)$", done.stdout, re.MULTILINE))
     assert ended == {
+        "test_a_process_without_end": f"the test and its processes used more than {LIMIT_S} CPU-seconds",
         "test_a_computation_without_end": f"the test used more than {LIMIT_S} CPU-seconds",
         "test_a_wait_without_end": f"Timeout (>{LIMIT_S * WALL_PER_CPU}s) from pytest-timeout.",
-        "test_a_process_that_does_not_answer": f"Timeout (>{LIMIT_S}s) from pytest-timeout.",
+        "test_a_process_that_does_not_answer": f"Timeout (>{LIMIT_S * WALL_PER_CPU}s) from pytest-timeout.",
     }
-    assert done.stdout.rstrip().splitlines()[-1].startswith("3 failed, 1 passed"), done.stdout
+    assert done.stdout.rstrip().splitlines()[-1].startswith("4 failed, 2 passed"), done.stdout
 
 
 def test_every_test_of_these_folders_computes(repository: Path, request: pytest.FixtureRequest) -> None:
