@@ -267,7 +267,11 @@ class ShellJob:
         """kill -9 a launcher and every process of the job; all are gone when this returns."""
         launcher.process.kill()
         launcher.process.wait()
-        identities = self.identities().values()
+        self.kill_at_once(*self.identities())
+
+    def kill_at_once(self, *names: str) -> None:
+        """kill -9 these processes, also if the death of the first ends the others; all are gone when this returns."""
+        identities = [self.identity(name) for name in names]
         for identity in identities:
             send_signal(identity, signal.SIGKILL)
         for identity in identities:

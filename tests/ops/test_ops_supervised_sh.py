@@ -93,8 +93,7 @@ def kill_all_while_imports_are_slow(job: ShellJob) -> Shell:
     shell = job.run(*UNTIL_TOLD, "--not-while", "importing", **slow)
     job.wait_training()
     (job.folder / "importing").touch()
-    for node in "012":
-        job.kill(f"worker_{node}")
+    job.kill_at_once("worker_0", "worker_1", "worker_2")
     shell.wait_until(lambda: {"worker_0.1", "worker_1.1", "worker_2.1"} <= set(job.running()))
     return shell
 
@@ -115,8 +114,7 @@ def test_replacements_that_start_when_the_job_ends_are_not_left_behind(job: Shel
     job.kill("worker_1")
     job.wait_training(generation=2)
     (job.folder / "importing").touch()
-    for name in ("worker_0", "worker_1.1", "worker_2"):
-        job.kill(name)
+    job.kill_at_once("worker_0", "worker_1.1", "worker_2")
     assert shell.end() == JobInterruptedError.exit_code, shell.text
     assert "it began anew 1 times (RESET_LIMIT)" in shell.text
     assert job.running() == []
