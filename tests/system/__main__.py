@@ -160,7 +160,7 @@ def run_matrix(cells: list[Cell], repeater: Repeater) -> int:
         job = repeater.new_job(cell.arguments, cell.settings)
         began, problem = time.monotonic(), ""
         try:
-            matrix.run(cell, job, lambda: repeater.expected(matrix.TRAINED))
+            matrix.run(cell, job, lambda cell=cell: repeater.expected(cell.trained))
         except (AssertionError, TimeoutError) as error:
             problem = f"{error}\nits folder: {job.folder}"
         left = job.end()

@@ -25,6 +25,8 @@ LAST_GATE = 40
 TRAINED = ("--steps", "60", "--interval", "10")
 STOPPED_LEASE = {"HEARTBEAT_INTERVAL": "0.5", "NODE_TIMEOUT": "3"}
 FIRST_SPARE = 10  # a node id that names no slot
+MODELS = {"two at once, exception, restart": ("--model", "by-hand")}
+"""Combinations that train another model, so that no job of its own is needed for it."""
 STATUSES = {
     Way.KILL: {-signal.SIGKILL},
     Way.EXCEPTION: {1},
@@ -114,6 +116,11 @@ class Cell:
         lost = len(self.who.points) if self.made_up is MadeUp.SHRINK else 0
         return WORKERS + self.who.while_growing - lost
 
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The probe's arguments that decide which bits come out."""
+        return (*TRAINED, *MODELS.get(self.name, ()))
+
     def way_of(self, number: int) -> Way:
         """How the so many-th is lost, counted from 0."""
         return Way.KILL if self.who.first_is_killed and number == 0 else self.way
@@ -124,7 +131,7 @@ class Cell:
         kills = []
         for number, point in enumerate(self.who.points):
             kills += ["--kill", f"{point}:{self.way_of(number)}"]
-        return (*TRAINED, "--pause-ms", "5", "--gates", str(GATE), *kills)
+        return (*self.trained, "--pause-ms", "5", "--gates", str(GATE), *kills)
 
     @property
     def settings(self) -> Mapping[str, str]:

@@ -14,7 +14,10 @@ pytestmark = pytest.mark.system
 
 # Another case shows the same and more: the one behind the arrow.
 THOROUGH = {
-    "two workers",  # → with gradients reduced by hand, with batch norm; the matrix's "two at once"
+    "scheduler, a worker 5 s later",  # → the matrix's "scheduler and worker": the worker goes while it is away
+    "rank 0",  # → rank 0 between steps 1 and 2, as it takes over the restore point, and at its end
+    "two workers, gradients reduced by hand",  # → the matrix's "two at once, exception, restart"
+    "two workers",  # → the matrix's "two at once"
     "two workers, batch norm",  # → the ride of mixed precision and batch norm
     "two workers, saved RNG",  # → while it writes a checkpoint, saved RNG; test_kept_generators
     "while it writes a checkpoint",  # → with saved RNG, where the point of every rank matters
