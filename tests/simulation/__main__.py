@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 
 from tests.simulation.hours import run_hours_in_parts
+from tests.simulation.mutants import MUTANTS, store_seeds
 from tests.simulation.runs import Tally, first_seed_of_today, run_in_parts
 from tests.simulation.trace import TAIL
 
@@ -22,7 +24,10 @@ def main() -> int:
     parser.add_argument("--tail", type=int, default=TAIL, help="events to print before a violation; 0: all there are")
     parser.add_argument("--keep-going", action="store_true", help="run all seeds, whatever fails")
     parser.add_argument("--hours", type=int, default=0, help="of a healthy job on a busy machine instead: false alarms")
+    parser.add_argument("--mutants", action="store_true", help="store a seed that kills each mutant instead")
     arguments = parser.parse_args()
+    if arguments.mutants:
+        return _mutants(arguments.jobs)
     if arguments.hours:
         return _hours(arguments.hours, arguments.start or 0, arguments.jobs)
     start = first_seed_of_today() if arguments.start is None else arguments.start
@@ -40,6 +45,22 @@ def main() -> int:
         print(f"  {times:9}  {kind}")
     print(f"{total.seeds} seeds, {total.simulated_s / 3600:.1f} hours simulated, {len(total.failures)} violations")
     return 1 if total.failures else 0
+
+
+def _mutants(jobs: int) -> int:
+    """Return 0 if every mutant is killed within its number of seeds."""
+    seeds: dict[str, int] = {}
+    with ProcessPoolExecutor(jobs) as pool:
+        for mutant, seed in zip(MUTANTS, pool.map(_cheapest_seed, range(len(MUTANTS))), strict=True):
+            print(f"{'none' if seed is None else seed:>4}  {mutant.name}", flush=True)
+            if seed is not None:
+                seeds[mutant.name] = seed
+    store_seeds(seeds)
+    return 0 if len(seeds) == len(MUTANTS) else 1
+
+
+def _cheapest_seed(number: int) -> int | None:
+    return MUTANTS[number].cheapest_seed()
 
 
 def _hours(hours: int, start: int, jobs: int) -> int:

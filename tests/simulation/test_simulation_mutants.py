@@ -9,14 +9,14 @@ import pytest
 from tests.simulation.checkers import ALL
 from tests.simulation.checkers.l3_progress import Progress
 from tests.simulation.checkers.l5_end import TheEnd
-from tests.simulation.mutants import MUTANTS, Mutant
+from tests.simulation.mutants import MUTANTS, Mutant, stored_seeds
 from tests.simulation.trace import Violation
 from tests.simulation.world import World
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: re.sub(r"[^a-z]+", "-", mutant.name))
 def test_a_broken_build_is_caught_where_the_whole_one_passes(mutant: Mutant) -> None:
-    caught = mutant.hunt(start=0, seeds=mutant.within_seeds)
+    caught = mutant.kill()
     assert caught is not None, f"{mutant.name}: {mutant.within_seeds} seeds passed"
     seed, violation = caught
     print(f"{mutant.name}: seed {seed}, {violation}")
@@ -32,6 +32,24 @@ def test_there_are_mutants_for_every_invariant() -> None:
     assert len(MUTANTS) >= 25
     named = set().union(*(mutant.caught_by for mutant in MUTANTS))
     assert {checker.name for checker in ALL} <= named
+
+
+def test_a_stored_seed_that_misses_is_told_and_another_is_searched_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    (mutant,) = (one for one in MUTANTS if one.name == "no cool-down")
+    first = mutant.hunt(0, mutant.within_seeds)
+    assert first is not None
+    misses = first[0] + 1
+    while mutant.hunt(misses, 1) is not None:
+        misses += 1
+    monkeypatch.setattr("tests.simulation.mutants.mutant.stored_seeds", lambda: {mutant.name: misses})
+    with pytest.warns(UserWarning, match=f"its stored seed {misses} kills it no more.*--mutants"):
+        caught = mutant.kill()
+    assert caught is not None and caught[0] == first[0]
+
+
+def test_a_seed_is_stored_for_mutants_alone() -> None:
+    """A mutant without one is searched for, until the table is written again."""
+    assert set(stored_seeds()) <= {mutant.name for mutant in MUTANTS}
 
 
 def test_every_invariant_has_a_checker() -> None:

@@ -1,4 +1,4 @@
-"""Three thousand schedules a run, twenty thousand in a thorough one: docs/architecture.md's invariants hold in each.
+"""Two thousand schedules a run, twenty thousand in a thorough one: docs/architecture.md's invariants hold in each.
 
 Other ones every day. How many is an option of the environment, ``SIMULATION_SEEDS``: a campaign's worth here is
 ``python -m tests.simulation``.
@@ -14,7 +14,7 @@ from tests.simulation.mix import LATER_EVERY_S, USUALLY_EVERY_S
 from tests.simulation.runs import first_seed_of_today, run_seeds
 
 SEEDS = int(os.environ.get("SIMULATION_SEEDS", "20000"))
-EVERY_RUN = 3_000
+EVERY_RUN = 2_000
 PART = 250
 FIRST = first_seed_of_today()
 
@@ -56,9 +56,9 @@ def test_every_promise_is_kept(start: int) -> None:
 
 def test_the_faults_really_happen() -> None:
     """A simulation that has become gentle proves nothing."""
-    tally = run_seeds(0, 600)
+    tally = run_seeds(0, 300)
     assert tally.failures == []
-    assert tally.generations > 600
-    assert tally.terms > 900
+    assert tally.generations > 300
+    assert tally.terms > 450
     for kind in (*USUALLY_EVERY_S, *LATER_EVERY_S, *HAPPENINGS):
-        assert tally.faults[kind] >= 10, (kind, dict(tally.faults))
+        assert tally.faults[kind] >= 2, (kind, dict(tally.faults))

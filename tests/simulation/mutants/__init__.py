@@ -17,7 +17,7 @@ from tests.simulation.mutants import (
     of_rebuild,
     of_worlds,
 )
-from tests.simulation.mutants.mutant import Mutant
+from tests.simulation.mutants.mutant import Mutant, store_seeds, stored_seeds
 
 MUTANTS: tuple[Mutant, ...] = (
     *of_core.MUTANTS,
@@ -31,4 +31,4 @@ MUTANTS: tuple[Mutant, ...] = (
     *of_journal.MUTANTS,
 )
 
-__all__ = ["MUTANTS", "Mutant"]
+__all__ = ["MUTANTS", "Mutant", "store_seeds", "stored_seeds"]
