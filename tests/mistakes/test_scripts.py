@@ -11,6 +11,7 @@ import pytest
 from tests.mistakes.mistake import RECOVER, Mistake
 from tests.mistakes.told import Told
 from tests.ops.shell_job import ShellJob
+from tests.system.processes import WarmStarter
 
 pytestmark = pytest.mark.system
 
@@ -184,7 +185,7 @@ AFTER_INIT = (
 )
 
 
-# Every process imports torch here. How the others are worded: tests/ops (with workers that need no torch: an error in
+# The scripts import torch here. How the others are worded: tests/ops (with workers that need no torch: an error in
 # every worker, a worker that is lost) and tests/system/test_exits.py.
 IN_DEFAULT = "an error in a DataLoader's worker process"
 LISTED = [
@@ -193,7 +194,8 @@ LISTED = [
 
 
 @pytest.mark.parametrize("mistake", LISTED)
-def test_after_the_script_has_joined(mistake: Mistake, job: ShellJob, told: Told) -> None:
+def test_after_the_script_has_joined(mistake: Mistake, job: ShellJob, told: Told, warm: WarmStarter) -> None:
+    job.starter = warm
     shell = job.run(*mistake.arguments, worker=mistake.make(job))
     status = shell.end()
     mistake.judge(status, shell.text, job.tails())
@@ -228,7 +230,8 @@ def test_an_error_of_one_rank_says_where_and_how_long_the_others_wait(job: Shell
     assert shell.end() == 78, shell.text
 
 
-def test_a_forgotten_commit_is_said_while_the_job_trains(job: ShellJob, told: Told) -> None:
+def test_a_forgotten_commit_is_said_while_the_job_trains(job: ShellJob, told: Told, warm: WarmStarter) -> None:
+    job.starter = warm
     script = TRAIN.format(steps=100_000_000, line="").replace("        state.commit()\n", "")
     assert "commit" not in script
     shell = job.run(worker=Mistake("", script, (), 0, settings={"WORKER_NUM": "1"}).make(job))

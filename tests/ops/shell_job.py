@@ -171,7 +171,7 @@ class ShellJob:
 
     def __init__(self, folder: Path, starter: WarmStarter | None = None, **settings: str) -> None:
         self.folder = folder
-        self._starter = starter
+        self.starter = starter
         self.port = free_port()
         self.settings = {
             "SCHED_PORT": str(self.port),
@@ -217,9 +217,9 @@ class ShellJob:
     def tool(self, *words: str, folder: Path | None = None, **settings: str) -> Shell:
         """``samebits <words>``, with no settings at all."""
         environment = {**bare_environment(), **settings}
-        if self._starter is None or not self._starter.can_start(environment):
+        if self.starter is None or not self.starter.can_start(environment):
             return self.shell(sys.executable, *SAMEBITS, *words, folder=folder, **settings)
-        return self._keep(Shell.forked(self._starter, list(words), folder or self.folder, environment))
+        return self._keep(Shell.forked(self.starter, list(words), folder or self.folder, environment))
 
     def _keep(self, shell: Shell) -> Shell:
         self.shells.append(shell)

@@ -6,7 +6,6 @@ import json
 import re
 import signal
 import stat
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -24,12 +23,6 @@ NEVER_SHOWN = [
     word.encode() if isinstance(word, str) else word
     for word in (SECRET, KEYS.scheduler.secret, KEYS.scheduler.public, KEYS.worker.secret, KEYS.worker.public)
 ]
-
-
-@pytest.fixture
-def cold_job(new_job: Callable[..., ShellJob]) -> ShellJob:
-    """A job whose processes are started anew: what a test reads is what the kernel shows of them."""
-    return new_job("a job", starter=None)
 
 
 def tool(job: ShellJob, *words: str, **settings: str) -> Shell:
@@ -59,8 +52,7 @@ def assert_on_no_command_line(job: ShellJob) -> None:
     assert not [line for line in lines for word in NEVER_SHOWN if word in line]
 
 
-def test_a_secret_given_by_value_is_asked_for_and_never_shown(cold_job: ShellJob) -> None:
-    job = cold_job
+def test_a_secret_given_by_value_is_asked_for_and_never_shown(job: ShellJob) -> None:
     job.settings["CLUSTER_SECRET"] = SECRET
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
@@ -94,9 +86,8 @@ def test_a_secret_given_by_value_is_asked_for_and_never_shown(cold_job: ShellJob
     assert_shown_nowhere(job)
 
 
-def test_a_secret_in_a_file_is_found_again(cold_job: ShellJob) -> None:
+def test_a_secret_in_a_file_is_found_again(job: ShellJob) -> None:
     """The path is kept, and is right wherever the restart is typed; a secret of another job is not taken for it."""
-    job = cold_job
     (job.folder / "the secret").write_text(f"{SECRET}\n")
     job.settings["CLUSTER_SECRET_FILE"] = "the secret"
     shell = job.run(*ENDLESS)

@@ -12,6 +12,7 @@ from tests.ops.shell_soak import ShellSoak, settings_of
 
 
 @pytest.mark.system
+@pytest.mark.thorough  # → test_ops_recover_sh, test_ops_supervised_sh: each signal to each process by itself
 def test_whatever_is_killed_the_two_commands_bring_the_job_to_its_end(new_job: Callable[..., ShellJob]) -> None:
     seed = datetime.datetime.now(datetime.UTC).date().toordinal()
     soak = ShellSoak(new_job("a job", **settings_of(seed)), seed)

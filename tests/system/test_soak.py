@@ -14,6 +14,7 @@ CALM_STEPS, CHAOS_S = 80, (5.0, 10.0)  # a campaign's jobs are longer, and are d
 
 
 @pytest.mark.system
+@pytest.mark.thorough  # → the kill list and the matrix: each signal to each process by itself
 def test_whatever_happens_when_it_happens_the_job_ends_with_the_same_bits(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
