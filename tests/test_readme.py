@@ -10,8 +10,6 @@ import configparser
 import contextlib
 import importlib.util
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -25,7 +23,7 @@ from samebits.commands.explain import cause_table, cause_table_zh
 from samebits.errors import SameBitsError
 from samebits.exit_codes import EXIT_CODES, codes_to_give_up_at, exit_code_table, exit_code_table_zh
 from tests.system.job import Job
-from tests.system.processes import WarmStarter
+from tests.system.processes import Command, WarmStarter, environment_of_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 README, README_ZH = "README.md", "README.zh-CN.md"
@@ -198,17 +196,15 @@ def commands_of(*pages: str) -> list[list[str]]:
     return [command.split() for line in typed for command in COMMAND.findall(line)]
 
 
-def help_of(words: list[str]) -> str:
-    """What the command says of its own options."""
-    done = subprocess.run(
-        [*words, "--help"], cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 0, f"{words}: {done.stderr}"
-    return done.stdout
+def help_of(starter: WarmStarter, log: Path, module: str, *words: str) -> str:
+    """Return what the command says of its own options."""
+    command = Command(None, (*words, "--help"), environment_of_tests(), ROOT, log, module=module)
+    status = starter.start(command).wait()
+    assert status == 0, f"{module}: {log.read_text()}"
+    return log.read_text()
 
 
-@pytest.mark.timeout(1200)  # some forty processes, one after another
-def test_every_command_exists_and_knows_the_options_it_is_shown_with() -> None:
+def test_every_command_exists_and_knows_the_options_it_is_shown_with(warm: WarmStarter, tmp_path: Path) -> None:
     shown: dict[tuple[str, ...], set[str]] = {}
     for words in commands_of(*EVERY):
         length = 3 if words[1] == "-m" else 2
@@ -224,10 +220,10 @@ def test_every_command_exists_and_knows_the_options_it_is_shown_with() -> None:
             usage = (ROOT / command[1]).read_text(encoding="utf-8")
         elif command[0] == "samebits":
             assert command[1] in known, command
-            usage = help_of([sys.executable, "-m", "samebits", command[1]]) if options else ""
+            usage = help_of(warm, tmp_path / command[1], "samebits", command[1]) if options else ""
         else:
             assert importlib.util.find_spec(command[2]) is not None, command
-            usage = help_of([sys.executable, "-m", command[2]]) if command[2] != "samebits" else ""
+            usage = help_of(warm, tmp_path / command[2], command[2]) if command[2] != "samebits" else ""
         assert [option for option in sorted(options) if option not in usage] == [], command
     assert {"run.sh", "recover.sh", "test.sh"} <= {Path(command[1]).name for command in shown}
     assert known == {command[1] for command in shown if command[0] == "samebits"}

@@ -49,8 +49,8 @@ _ROOM = "x" * 16_000  # for the command lines and environments that a warm start
 class Command:
     """A Python script and everything its process is given; standard output and error are appended to ``log``.
 
-    ``script``: None stands for the command ``samebits``, whose words ``args`` are. ``inside``: the pid of a process in
-    whose namespaces a warm start takes place (``tests.clusters.namespaces``).
+    ``script``: None stands for the command ``samebits``, whose words ``args`` are, or for another ``module``.
+    ``inside``: the pid of a process in whose namespaces a warm start takes place (``tests.clusters.namespaces``).
     """
 
     script: Path | None
@@ -59,10 +59,13 @@ class Command:
     folder: Path
     log: Path
     inside: int | None = None
+    module: str = ""
 
     @property
     def words(self) -> list[str]:
         """What stands behind ``python``."""
+        if self.module:
+            return ["-m", self.module, *self.args]
         return [*(SAMEBITS if self.script is None else (str(self.script),)), *self.args]
 
 

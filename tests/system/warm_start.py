@@ -23,6 +23,7 @@ import importlib.machinery
 import io
 import json
 import os
+import runpy
 import select
 import signal
 import socket
@@ -259,7 +260,7 @@ def _keep_writer_ready(environment: Mapping[str, str]) -> None:
 
 
 def run(words: list[str]) -> NoReturn:
-    """Be ``python WORDS`` from its first line to its end: ``-P -m samebits …`` or a script and its arguments."""
+    """Be ``python WORDS`` from its first line to its end."""
     status = 0
     try:
         if words[:2] == ["-P", "-c"]:
@@ -270,6 +271,10 @@ def run(words: list[str]) -> NoReturn:
 
             sys.argv = [str(_MAIN), *words[3:]]
             sys.exit(main())
+        elif words[0] == "-m":
+            sys.path.insert(0, str(Path.cwd()))
+            sys.argv = words[1:]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
         else:
             _run_script(words)
     except SystemExit as leaving:
