@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.ops.shell_job import ROOT, ShellJob
+from tests.system.processes import WarmStarter
 
 pytestmark = pytest.mark.system
 
@@ -58,8 +59,8 @@ NOT_DONE = r"training is finished at step 5, but worker 0 \(pid \d+ on \S+\) did
 
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[ShellJob]:
-    one = ShellJob(tmp_path, **SETTINGS)
+def job(tmp_path: Path, warm: WarmStarter) -> Iterator[ShellJob]:
+    one = ShellJob(tmp_path, warm, **SETTINGS)
     yield one
     left = one.close()
     assert not left, f"left behind: {left}\n{one.tails()}"
