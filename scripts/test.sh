@@ -45,6 +45,9 @@ stage() {
     printf 'test: %s passed in %s s\n' "$what" "$((SECONDS - began))"
 }
 
+# Else every process of a job compiles the package again wherever PYTHONDONTWRITEBYTECODE is set, as it is in containers.
+"$bin/python" -m compileall -q runtime tests benchmarks examples
+
 if [ "$how" = pytest ]; then
     exec "$bin/python" -m pytest "$@"
 fi
