@@ -21,10 +21,12 @@ from samebits.core.messages import (
     Refusal,
     Register,
     RoundId,
+    Said,
 )
 from samebits.core.point import Point
 from samebits.core.ready import Ready
 from samebits.core.records import GenerationCommitted, Record, SeatGranted, TermStarted, TrainingFinished
+from samebits.core.reports import PeerGone
 from samebits.core.restore import Restore, choose
 from samebits.core.scheduler import Event, SchedulerCore, Stalled
 from samebits.core.state import Seat
@@ -381,8 +383,8 @@ class RenewsNothingRepeated(SchedulerCore):
 class TakesAnOldDeathForANewOne(SchedulerCore):
     """Whoever saw a process of a node die has seen the node's present process die."""
 
-    def _peer_gone(self, witness: Seat, session: str) -> None:
-        seat = self.state.seats.get(session.partition("#")[0])
+    def _peer_gone(self, witness: Seat, body: PeerGone, _said: Said) -> None:
+        seat = self.state.seats.get(body.session.partition("#")[0])
         if seat is not None and seat.node != witness.node:
             self._closed(seat.session, gone=True, witness=witness)
 
