@@ -769,3 +769,19 @@ def test_a_forged_point_is_passed_over_or_refused_in_a_sentence(rank: Callable[.
         except Exception as error:
             pytest.fail(f"{name}: {error!r}")
     assert endings["passed over"] > 50 and endings["refused"] > 50, endings
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_final_state_lies_beside_its_commits_point_if_it_differs(
+    rank: Callable[..., RankCheckpoints], is_async: bool
+) -> None:
+    saved = rank(async_save=is_async)
+    save(saved, 5)
+    assert saved.has_on_disk(Point(5, 1))
+    header, tensors, tree, layout = point_of(saved, 5)
+    beside = Path(saved.root, ".final")
+    assert saved.save_final(header, tensors, tree, layout)
+    assert not beside.exists()
+    assert saved.save_final(header, tensors, {**tree, "epoch": 1}, layout)
+    assert find(beside, 5, job=JOB).require_manifest().tree == {**tree, "epoch": 1}
+    assert_is_step(saved, 5)

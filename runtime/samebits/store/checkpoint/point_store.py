@@ -15,8 +15,9 @@ from typing import Any, Protocol, TypeVar
 from samebits.core.point import Point
 from samebits.errors import StoreError
 from samebits.store import private
-from samebits.store.checkpoint.format.manifest import Manifest, PointHeader
-from samebits.store.checkpoint.format.tensor_part import TensorPart
+from samebits.store.checkpoint.format.manifest import Manifest, PointHeader, hash_chunks
+from samebits.store.checkpoint.format.safetensors_header import encode_header, in_file_order
+from samebits.store.checkpoint.format.tensor_part import TensorPart, bytes_of
 from samebits.store.checkpoint.format.tree import Tree
 from samebits.store.checkpoint.local import folder, packing, pruning, reading, scanning, writing
 from samebits.store.checkpoint.local.pruning import Pruned, Pruning
@@ -32,6 +33,9 @@ Location = Path | str
 
 LOCAL_STATE = "remote_checkpoints"
 """Below RECOVERY_PATH: what belongs to ranks whose points lie in another place than this machine's folders."""
+
+_FINAL = ".final"
+"""Below a checkpoint folder: the final states that differ from the last commit. No name that a prefix may have."""
 
 
 class Found(Protocol):
@@ -199,6 +203,21 @@ def open_point_store(location: Location, slot: int, *, job: str, job_name: str, 
     if isinstance(location, str):
         return RemotePointStore(location, slot, job=job, job_name=job_name)
     return LocalPointStore(location, slot, job=job, job_name=job_name, claims=claims)
+
+
+def final_location(location: Location) -> Location:
+    """Return where the states lie with which training ended after a last commit that was saved before."""
+    return f"{location}/{_FINAL}" if isinstance(location, str) else location / _FINAL
+
+
+def manifest_of(
+    header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree, *, chunk_bytes: int
+) -> Manifest:
+    """Return the manifest that these contents would be saved with."""
+    parts = in_file_order(tensors)
+    views = [memoryview(encode_header(parts)), *map(bytes_of, parts)]
+    data_bytes, chunks = hash_chunks(views, chunk_bytes)
+    return Manifest(header, layout, tree, data_bytes, chunk_bytes, chunks)
 
 
 def slots_in(location: Location) -> list[int]:

@@ -80,6 +80,7 @@ class RankCheckpoints:
         self.root = root
         self.slot = slot
         self._job = job
+        self._job_name = job_name
         self._node = node
         self._committed = committed
         self._report = report
@@ -243,6 +244,37 @@ class RankCheckpoints:
             self.refused_by = error
             return self._failed(header.point, str(error))
         return self._became_durable(header.point, by_writer=False)
+
+    def save_final(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> bool:
+        """Save the state with which training ends, if the last commit's point is on disk with other contents.
+
+        It lies beside the points, because a point never changes: if a rank is lost before training is finished, all
+        ranks go back to the commit and do alike what follows it.
+
+        Returns:
+            False if the disk refuses.
+        """
+        self.refused_by = None
+        try:
+            with disk_errors(self._directory, "saving the final state"):
+                self._take_folder(0.0)
+                saved, parts = self._place.find(header.point), snapshot.parts_of(tensors)
+                if saved is not None and saved.is_usable:
+                    like = saved.require_manifest()
+                    now = checkpoints.manifest_of(header, parts, tree, layout, chunk_bytes=like.chunk_bytes)
+                    if checkpoints.encode_manifest(now) == checkpoints.encode_manifest(like):
+                        return True
+                place = checkpoints.open_point_store(
+                    checkpoints.final_location(self.root), self.slot, job=self._job, job_name=self._job_name
+                )
+                place.claim()
+                place.write(header, parts, tree, layout)
+        except (CheckpointError, ForeignFolderError):
+            raise
+        except StoreError as error:
+            self.refused_by = error
+            return self._failed(header.point, str(error))
+        return True
 
     def prepare(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> None:
         """Points such as this one will be saved; that they can be copied aside is seen to, beside the training."""

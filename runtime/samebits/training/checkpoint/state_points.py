@@ -25,7 +25,7 @@ from samebits.service import log
 from samebits.service.buddy import brief_of
 from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
-from samebits.store.checkpoint import Checkpoint, Outgoing, PointHeader, TensorPart
+from samebits.store.checkpoint import Checkpoint, Outgoing, PointHeader, PointStore, TensorPart
 from samebits.training.checkpoint import copying
 from samebits.training.checkpoint.comparisons import comparisons_by
 from samebits.training.checkpoint.digests import Digests
@@ -295,7 +295,11 @@ class StatePoints:
     def _save_now(self, step: int) -> bool:
         self.layouts = ddp.capture_all()
         point, wait_s = Point(step, self.present().generation), self._process.settings.topo_timeout_s
-        return self._save(point, durable=True, wait_s=wait_s)
+        if not self.folder.has_on_disk(point):
+            return self._save(point, durable=True, wait_s=wait_s)
+        taken_apart = self._in_tensors(point)  # what followed the last commit, such as an epoch's end, belongs to it
+        with _savable():
+            return self.folder.save_final(*taken_apart)
 
     def compare(self, step: int, *, is_save: bool) -> None:
         """Report what the state as it stands is, where commits of this kind are compared."""
@@ -513,18 +517,13 @@ class StatePoints:
         Raises:
             StoreError: no rank's folder has it whole.
         """
-        process, root = self._process, self._root()
+        root = self._root()
         own = None if self._folder is None else self._folder.slot
         if self._folder is not None:
             self._folder.discard_memory()
         self._copies.discard()
         for slot in sorted(checkpoints.slots_in(root), key=lambda one: (one != own, one)):
-            store = checkpoints.open_point_store(
-                root, slot, job=process.admitted.job, job_name=process.job_name, claims=False
-            )
-            for found in store.scan():
-                if found.point.step != point.step or not found.is_usable:
-                    continue
+            for store, found in self._finals(root, slot, point.step):
                 try:
                     final = store.read(found)
                     contents = self._together(snapshot.state_in(final.tree, final.tensors), final.header)
@@ -538,6 +537,16 @@ class StatePoints:
             f"training is finished at step {point.step}, but no whole copy of that state is found in {root}: "
             "bring back the checkpoint folder of any rank"
         )
+
+    def _finals(self, root: checkpoints.Location, slot: int, step: int) -> list[tuple[PointStore[Any], Any]]:
+        """Return one slot's usable points of this step: the newest first, and the final state before its commit's."""
+        process = self._process
+        places = [
+            checkpoints.open_point_store(one, slot, job=process.admitted.job, job_name=process.job_name, claims=False)
+            for one in (checkpoints.final_location(root), root)
+        ]
+        found = [(place, one) for place in places for one in place.scan() if one.point.step == step and one.is_usable]
+        return sorted(found, key=lambda one: one[1].point, reverse=True)
 
     def _together(self, contents: dict[str, Any], header: PointHeader) -> dict[str, Any]:
         """A point's contents with every tensor whole: of what is sharded, the other ranks' points hold the rest."""
