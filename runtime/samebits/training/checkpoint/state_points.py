@@ -552,14 +552,13 @@ class StatePoints:
         """A point's contents with every tensor whole: of what is sharded, the other ranks' points hold the rest."""
         if not has_pieces(contents["shared"]["values"]):
             return contents
-        root, job_name = self._root(), self._process.job_name
+        root = self._root()
         owns = []
         for slot in checkpoints.slots_in(root):
-            store = checkpoints.open_point_store(root, slot, job=header.job, job_name=job_name, claims=False)
-            for found in store.scan():
-                if found.point == header.point and found.is_usable:
-                    other = store.read(found)
-                    owns.append(snapshot.state_in(other.tree, other.tensors)["own"].get("shards", {}))
+            of_point = [one for one in self._finals(root, slot, header.point.step) if one[1].point == header.point]
+            for store, found in of_point[:1]:
+                other = store.read(found)
+                owns.append(snapshot.state_in(other.tree, other.tensors)["own"].get("shards", {}))
         values = whole(contents["shared"]["values"], owns)
         return {**contents, "shared": {**contents["shared"], "values": values}}
 
