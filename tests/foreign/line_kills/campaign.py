@@ -93,42 +93,40 @@ class Campaign:
         try:
             job.start()
             mark = job.folder / at_line.MARK
-            ended = job.wait_until(
+            job.wait_until(
                 lambda: True if mark.exists() or not job.scheduler.is_alive() else None, "kill or end", _END_S
             )
-            assert ended
             if not mark.exists():
                 return Verdict("not reached")
             job.wait_killed(kill.node)
             job.start_worker(kill.node)
             return self._judge(job, kill, expected)
-        except AssertionError as error:
+        except (AssertionError, TimeoutError) as error:
             return Verdict("ENDLESS", str(error).splitlines()[0])
         finally:
-            left = job.end()
-            print("\n".join(left), end="")
+            job.end()
 
     def _judge(self, job: ElasticJob, kill: Kill, expected: str) -> Verdict:
         statuses = {"scheduler": job.scheduler.wait(_END_S)}
         for node in (*job.ranks, *job.spares):
-            if kill.spares and node == kill.node:
+            if node == kill.node:
                 job.wait_until(lambda: self._is_through(job, kill.node), f"end of {node}", _END_S)
-                job.worker(node).kill()
-                continue
-            statuses[str(node)] = job.worker(node).wait(_END_S)
+                job.worker(node).kill()  # no more than that waits in vain, because the job is over
+            else:
+                statuses[str(node)] = job.worker(node).wait(_END_S)
         finals = [found[-1] for node in job.nodes if (found := job.finals_of(job.log(node)))]
         if any(statuses.values()):
             sentences = [found[1] for found in job.matches("scheduler", "(the job ends: .*)")]
             return Verdict("refused", sentences[-1]) if sentences else Verdict("NO SENTENCE", f"{statuses}")
         if set(finals) - {expected}:
             return Verdict("OTHER BITS", f"{finals}, expected {expected}")
-        return (
-            Verdict("same bits") if len(finals) >= WORKERS else Verdict("SILENT", f"{len(finals)} ranks have a result")
-        )
+        if len(finals) < WORKERS:
+            return Verdict("SILENT", f"{len(finals)} ranks have a result")
+        return Verdict("same bits")
 
     @staticmethod
     def _is_through(job: ElasticJob, node: int) -> bool | None:
-        """Whether a killed node's new process has ended, or has come when the job was over: a spare was enough."""
+        """Whether a killed node's new process has ended, or has come when the job was over."""
         is_late = job.lines(node) and "waiting for the scheduler at" in job.lines(node)[-1]
         return True if is_late or not job.worker(node).is_alive() else None
 
