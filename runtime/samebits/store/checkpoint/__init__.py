@@ -43,7 +43,7 @@ from samebits.store.checkpoint.local.surveying import (
     newest_common_point,
     survey,
 )
-from samebits.store.checkpoint.local.writing import write_point
+from samebits.store.checkpoint.local.writing import write_linked, write_point
 from samebits.store.checkpoint.memory.generator_page import (
     EntryKind,
     PageContent,
@@ -159,5 +159,6 @@ __all__ = [
     "tensor_entries",
     "unpack",
     "verify",
+    "write_linked",
     "write_point",
 ]

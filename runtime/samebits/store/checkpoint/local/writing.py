@@ -17,7 +17,7 @@ from pathlib import Path
 
 import xxhash
 
-from samebits.errors import CheckpointError
+from samebits.errors import CheckpointError, StoreError
 from samebits.store import durable
 from samebits.store.checkpoint.format.manifest import CHUNK_BYTES, Manifest, PointHeader, encode_manifest
 from samebits.store.checkpoint.format.safetensors_header import encode_header, in_file_order
@@ -85,6 +85,36 @@ def write_prepared(root: Path, header: PointHeader, manifest: Callable[[], Bytes
         durable.write_file(temporary / MANIFEST_FILE, manifest())
 
     return _save(root, header, write_files)
+
+
+def write_linked(root: Path, header: PointHeader, manifest: BytesLike, data: Path) -> bool:
+    """As :func:`write_point`, for a point with the tensors of another one below the same folder: one file for both.
+
+    Args:
+        root, header: as there; the same lock is held.
+        manifest: the manifest's file.
+        data: the other point's data file.
+
+    Returns:
+        False if this file system has no hard links; nothing is saved then.
+    """
+    has_links = True
+
+    def write_files(temporary: Path) -> None:
+        nonlocal has_links
+        try:
+            os.link(data, temporary / DATA_FILE)
+        except OSError:
+            has_links = False
+            raise
+        durable.write_file(temporary / MANIFEST_FILE, manifest)
+
+    try:
+        _save(root, header, write_files)
+    except StoreError:
+        if has_links:
+            raise
+    return has_links
 
 
 def _save(root: Path, header: PointHeader, write_files: Callable[[Path], None]) -> Path:
