@@ -18,26 +18,25 @@ from dataclasses import dataclass, field
 from benchmarks.report import Progress, Report, median, rounded, table
 from samebits.core.ledger import Policy
 from samebits.core.messages import (
-    FINAL,
     PROTOCOL,
     Activity,
     Admitted,
     Copy,
     Credential,
-    Digest,
-    Digests,
     Heartbeat,
+    Holdings,
     Join,
     Leave,
     Process,
     Register,
     RoundId,
     RoundOpened,
-    SavedPoints,
+    Said,
     Standing,
 )
 from samebits.core.point import Point
 from samebits.core.records import Record
+from samebits.core.reports import FINAL, Digest, Digests, SavedPoints
 from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Tick
 from samebits.core.state import JobState
 
@@ -122,7 +121,9 @@ class Crowd:
         for slot in workers:
             sender, own = self._credential(slot), bool(points)
             copies = tuple(Copy((slot + RANKS_A_HOST) % self.workers, point) for point in points)
-            join = Join(sender, self.round, tuple(points), own, (("torch", "2"),), live=live, commits=7, copies=copies)
+            join = Join(
+                sender, self.round, Holdings(tuple(points), own, (("torch", "2"),), live=live, commits=7, copies=copies)
+            )
             self.step(Received(self.session_of[slot], join))
 
     def say(self, workers: Iterable[int], activity: Activity, generation: int) -> None:
@@ -134,12 +135,12 @@ class Crowd:
         """All ranks' states are equal there."""
         digests = tuple(Digest(point, commits, b"same") for point in points)
         for slot in range(self.workers):
-            self.step(Received(self.session_of[slot], Digests(self._credential(slot), digests)))
+            self.step(Received(self.session_of[slot], Said(self._credential(slot), Digests(digests))))
 
     def save(self) -> None:
         self.compare(*SAVED)
         for slot in range(self.workers):
-            self.step(Received(self.session_of[slot], SavedPoints(self._credential(slot), SAVED)))
+            self.step(Received(self.session_of[slot], Said(self._credential(slot), SavedPoints(SAVED))))
 
     def leave(self) -> None:
         for slot in range(self.workers):

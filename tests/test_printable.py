@@ -20,9 +20,11 @@ from samebits import strict_json
 from samebits.__main__ import main
 from samebits.core import messages, records
 from samebits.core.cause_kinds import Observation
+from samebits.core.ends import EndKind
 from samebits.core.events import Event, Kind
-from samebits.core.messages import Credential, EndKind, LastWords, Leave, Process, ProcessEnded, Register
+from samebits.core.messages import Credential, Leave, Process, ProcessEnded, Register, Said
 from samebits.core.point import Point
+from samebits.core.reports import LastWords
 from samebits.errors import SettingsError
 from samebits.launcher.progress import JsonScreen, Screen
 from samebits.printable import PrintableStream, printable, printable_lines
@@ -76,7 +78,7 @@ def test_json_says_the_same_and_prints(value: Any) -> None:
 @given(ANY)
 def test_any_text_is_sent_and_kept(text: str) -> None:
     for schema, value in (
-        (messages.SCHEMA, LastWords(WHO, text, 0)),
+        (messages.SCHEMA, Said(WHO, LastWords(text))),
         (messages.SCHEMA, Leave(WHO, False, text)),
         (messages.SCHEMA, messages.EndJob("job", 1, EndKind.FINISHED, text)),
         (records.SCHEMA, records.JobInterrupted(EndKind.FINISHED, 1, text)),
@@ -84,7 +86,8 @@ def test_any_text_is_sent_and_kept(text: str) -> None:
     ):
         again = schema.unpack(schema.pack(value))
         assert again == value, "what is in memory is what is read back"
-        assert printable(text) in [getattr(again, name, None) for name in ("text", "cause", "reason")]
+        told = again.body if isinstance(again, Said) else again
+        assert printable(text) in [getattr(told, name, None) for name in ("text", "cause", "reason")]
     event = Event(Kind.LOST, 1.0, node=text, text=text, more={"last": text})
     (read,) = events_in([line_of(event)])
     assert read == Event(Kind.LOST, 1.0, node=text, text=text, more={"last": printable(text)})

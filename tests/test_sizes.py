@@ -22,7 +22,6 @@ LARGE_CLASSES = {
 LONG_FUNCTIONS = {
     "commands/run/options.py:parse": "one rule an option, in the table's order",
     "commands/run/options.py:parser_for": "one table: every option of `samebits run`",
-    "core/agent.py:_dispatch": "one `match`: every event of the agent's state machine",
     "core/restore.py:choose": "one rule, in the order in which its cases are tried",
     "core/state.py:apply": "one `match`: every record of the journal",
     "dashboard/server.py:app_of": "one table: every route of the page",

@@ -165,7 +165,7 @@ def test_a_figure_of_any_size_leaves_the_job_within_its_bounds(queue: float) -> 
 
 PLAIN_JSON = {
     "strict_json.py": "the helper",
-    "store/checkpoint/format/safetensors_header.py": "its numbers are compared with the file's size and meet no float",
+    "store/checkpoint/point_format.py": "its numbers are compared with the file's size and meet no float",
     "commands/drill/inside.py": "copied into a drill's processes; has the standard library alone",
 }
 

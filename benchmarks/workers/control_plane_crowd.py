@@ -36,6 +36,7 @@ from samebits.core.messages import (
     Credential,
     GenerationStarted,
     Heartbeat,
+    Holdings,
     Join,
     Process,
     Register,
@@ -291,7 +292,9 @@ class Crowd:
 
     def _join(self, worker: Worker) -> None:
         assert worker.joined is not None
-        join = Join(self._credential(worker), worker.joined, (), own_parts=False, numerics=NUMERICS, blob=self._blob)
+        join = Join(
+            self._credential(worker), worker.joined, Holdings((), own_parts=False, numerics=NUMERICS, blob=self._blob)
+        )
         self._send(worker, SCHEMA.pack(join))
 
     def _say(self, worker: Worker, activity: Activity) -> None:

@@ -122,7 +122,7 @@ def _scheduler(arguments: Arguments) -> int:
     from samebits.config import Role
     from samebits.errors import SettingsError
     from samebits.service import log
-    from samebits.service.scheduler import SchedulerService, exit_code_of
+    from samebits.service.scheduler import SchedulerService
     from samebits.store.owner import claim_folder
 
     argparse.ArgumentParser(
@@ -151,9 +151,9 @@ def _scheduler(arguments: Arguments) -> int:
         signal.signal(signal.SIGINT, lambda *_: service.stop("Ctrl-C at the scheduler"))
     signal.signal(signal.SIGTERM, lambda *_: service.abandon())
     ended = service.serve()
-    if exit_code_of(ended):
+    if ended.kind.exit_code:
         log.warn(ended.text)
-    return exit_code_of(ended)
+    return ended.kind.exit_code
 
 
 def _plain(arguments: Arguments) -> int:

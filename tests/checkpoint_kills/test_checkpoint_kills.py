@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from samebits.core.point import Point
-from samebits.store.checkpoint import MemoryRoom, PointHeader
-from samebits.store.checkpoint.memory import sealed_buffer
+from samebits.store.checkpoint import MemoryRoom, PointHeader, memory_buffer
 from samebits.training.checkpoint.staging import Staging
 from samebits.training.state import snapshot
 from tests.checkpoint_kills import victim
@@ -90,7 +89,7 @@ def kept_elsewhere(place: Place, *steps: int, content_of: int | None = None) -> 
         tree, tensors = snapshot.take_apart(victim.state_of(content_of or step, 10), "state")
         header = PointHeader(victim.JOB, Point(step, 1), 1, 0, victim.SLOT, "0")
         name, _ = staging.stage(header, tensors, tree, {})
-        with sealed_buffer.hashed(room.path / name, room.descriptor):
+        with memory_buffer.hashed(room.path / name, room.descriptor):
             """What its writer does first."""
     room.close()
     return room.path / name

@@ -17,8 +17,7 @@ import torch
 from samebits.core.point import Point
 from samebits.service.buddy import CopyListener, brief_of
 from samebits.store import checkpoint as checkpoints
-from samebits.store.checkpoint import Writer
-from samebits.store.checkpoint.local import pruning
+from samebits.store.checkpoint import Writer, pruning
 from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
 from samebits.training.state import snapshot
 from samebits.training.state.checkpoint_config import CheckpointConfig

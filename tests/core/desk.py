@@ -26,12 +26,15 @@ from samebits.core.messages import (
     Finished,
     FromScheduler,
     GenerationStarted,
+    Holdings,
     Place,
     Process,
     RoundId,
     RoundOpened,
+    Said,
 )
 from samebits.core.point import Point
+from samebits.core.reports import Figure, Report
 from tests.core.house import JOB_NAME, NUMERICS, SETTINGS
 
 T = TypeVar("T")
@@ -50,6 +53,7 @@ class Desk:
     job: str = ""
     now: float = 50.0
     ready: AgentReady = field(default_factory=AgentReady)
+    figures: tuple[Figure, ...] = ()
 
     def __post_init__(self) -> None:
         patience = {"first_beat_s": self.first_beat_s, "topo_timeout_s": self.topo_timeout_s}
@@ -71,6 +75,9 @@ class Desk:
 
     def said(self, kind: type[T]) -> list[T]:
         return [message for message in self.ready.sends if isinstance(message, kind)]
+
+    def reported(self, kind: type[Report]) -> list[Said]:
+        return [message for message in self.said(Said) if isinstance(message.body, kind)]
 
     def told(self, kind: type[T]) -> list[T]:
         return [notice for notice in self.ready.notices if isinstance(notice, kind)]
@@ -103,7 +110,7 @@ class Desk:
     def enters(
         self, *, blob: bytes = b"", place: Place | None = None, live: Point | None = None, looked: bool = True
     ) -> AgentReady:
-        return self.step(Entered(POINTS, False, NUMERICS, blob, place, live, looked))
+        return self.step(Entered(Holdings(POINTS, False, NUMERICS, blob, place, live, looked)))
 
 
 def started(generation: int = 1, *, number: int = 1, term: int = 1, incarnation: int = 1) -> GenerationStarted:

@@ -12,20 +12,17 @@ from typing import TypeVar
 
 from samebits.core.ledger import NAMED, Policy
 from samebits.core.messages import (
-    FINAL,
     PROTOCOL,
     Activity,
     Admitted,
     Copy,
     Credential,
-    Digest,
-    Digests,
     FromScheduler,
     FromWorker,
     GenerationStarted,
     Heartbeat,
+    Holdings,
     Join,
-    LastWords,
     Leave,
     Pairs,
     Place,
@@ -35,12 +32,14 @@ from samebits.core.messages import (
     Register,
     RoundId,
     RoundOpened,
-    SavedPoints,
+    Said,
+    StopJob,
 )
 from samebits.core.point import Point
 from samebits.core.ready import Ended, Ready
 from samebits.core.records import GenerationCommitted, Record
-from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled, StopRequested, Tick
+from samebits.core.reports import FINAL, Digest, Digests, LastWords, SavedPoints
+from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled, Tick
 from samebits.core.state import JobState, Seat
 
 JOB_NAME = "train.py"
@@ -110,7 +109,7 @@ class House:
         return self.step(Tick())
 
     def stop(self, by: str = "the user") -> Ready:
-        return self.step(StopRequested(by))
+        return self.step(StopJob(by))
 
     def _take(self, ready: Ready) -> Ready:
         self.ready = ready
@@ -200,12 +199,10 @@ class House:
         held = tuple(Point(step, generation) for step, generation in points)
         in_memory = None if live is None else Point(*live)
         kept = tuple(Copy(slot, Point(*point)) for slot, point in copies)
-        join = Join(
-            *(credential, asked, held, own_parts, numerics, blob, place, in_memory, looked),
-            copies=kept,
-            failed_with=failed_with,
+        holdings = Holdings(
+            *(held, own_parts, numerics, blob, place, in_memory, looked), copies=kept, failed_with=failed_with
         )
-        return self.receive(credential.session, join)
+        return self.receive(credential.session, Join(credential, asked, holdings))
 
     def publish(self, node: str, blob: bytes, generation: int = 1) -> Ready:
         credential = self.credential(node)
@@ -215,13 +212,13 @@ class House:
         """The node's holder says that its disk holds these (step, generation), and that they are as everybody's."""
         self.told(node, *points)
         credential = self.credential(node)
-        return self.receive(credential.session, SavedPoints(credential, tuple(Point(*point) for point in points)))
+        return self.receive(credential.session, Said(credential, SavedPoints(tuple(Point(*point) for point in points))))
 
     def told(self, node: str, *points: tuple[int, int], shared: bytes = b"same", commits: int = 1) -> Ready:
         """The node's holder says what its state was at these (step, generation)."""
         credential = self.credential(node)
         digests = tuple(Digest(Point(*point), commits, shared) for point in points)
-        return self.receive(credential.session, Digests(credential, digests))
+        return self.receive(credential.session, Said(credential, Digests(digests)))
 
     def leave(self, node: str, *, on_purpose: bool = True, text: str = "status 0", status: int | None = 0) -> Ready:
         credential = self.credential(node)
@@ -230,7 +227,7 @@ class House:
     def say_last(self, node: str, text: str) -> Ready:
         """An error of the script's own: its last words."""
         credential = self.credential(node)
-        return self.receive(credential.session, LastWords(credential, text, 0))
+        return self.receive(credential.session, Said(credential, LastWords(text)))
 
     # ---- what came of it
 

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from samebits.core.agent import AgentCore, AgentPolicy
-from samebits.core.agent_events import Compared, Completed, Failed, Leaving, Passed, Spoke
+from samebits.core.agent_events import Completed, Failed, Leaving, Observed, Passed
 from samebits.core.ledger import Policy
-from samebits.core.messages import FINAL, PROTOCOL, Activity, Digest, Process
+from samebits.core.messages import PROTOCOL, Activity, Process, StopJob
 from samebits.core.point import Point
-from samebits.core.scheduler import Closed, SchedulerCore, Stalled, StopRequested
+from samebits.core.reports import FINAL, Digest, Digests, LastWords
+from samebits.core.scheduler import Closed, SchedulerCore, Stalled
 from samebits.core.state import JobState
 from tests.core.scenario_stage import HERE, SCRIPT, Stage, Worker
 from tests.core.scenario_trace import Trace
@@ -141,7 +142,7 @@ class Scenario(Stage):
 
     def _stop_job(self, by: str) -> None:
         self._core_or_complain()
-        self._arrivals.append(("", StopRequested(by)))
+        self._arrivals.append(("", StopJob(by)))
 
     # ---- commands: workers
 
@@ -206,14 +207,14 @@ class Scenario(Stage):
 
     def _raise(self, text: str, names: str) -> None:
         for worker in self._named(names):
-            self._tell(worker, Spoke(f"{text} at {SCRIPT}:41"))
+            self._tell(worker, Observed(LastWords(f"{text} at {SCRIPT}:41")))
             self._tell(worker, Leaving(False, text))
             self._exit(worker)
 
     def _finish(self, names: str) -> None:
         for worker in self._named(names):
             final = Digest(Point(worker.step, worker.agent.generation), FINAL, b"same")
-            self._tell(worker, Compared((final,)))
+            self._tell(worker, Observed(Digests.of((final,))))
             self._tell(worker, Completed(worker.agent.generation, worker.step))
 
     # ---- commands: time and the wire

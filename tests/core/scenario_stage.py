@@ -33,10 +33,11 @@ from samebits.core.agent_events import (
     Trains,
 )
 from samebits.core.ledger import Policy
-from samebits.core.messages import Activity, Digests, FromWorker, Heartbeat, Pairs, Process, Register
+from samebits.core.messages import Activity, FromWorker, Heartbeat, Holdings, Pairs, Process, Register, Said
 from samebits.core.point import Point
 from samebits.core.ready import Ended, Ready, Send
 from samebits.core.records import Record
+from samebits.core.reports import Digests
 from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Tick
 from samebits.core.values import replace
 from tests.core.scenario_trace import Trace
@@ -82,7 +83,7 @@ class Worker:
         match message:
             case Heartbeat(activity=activity, generation=generation):
                 said: tuple[object, ...] = (activity, generation)
-            case Register() | Digests():
+            case Register() | Said(_, Digests()):
                 said = (message,)
             case _:
                 return False
@@ -263,7 +264,7 @@ class Stage:
     def _enter(self, worker: Worker) -> None:
         worker.is_coming, worker.addresses = False, ()
         points = tuple(self._points.get(worker.node, ())[-2:])
-        self._tell(worker, Entered(points, False, NUMERICS, worker.name.encode(), worker.agent.offered_place))
+        self._tell(worker, Entered(Holdings(points, False, NUMERICS, worker.name.encode(), worker.agent.offered_place)))
 
     def _form(self, addresses: tuple[str, ...]) -> None:
         """The group stands once every member has the same addresses."""

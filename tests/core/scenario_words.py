@@ -24,7 +24,6 @@ from samebits.core.messages import (
     PROTOCOL,
     AddressMap,
     Admitted,
-    Digests,
     EndJob,
     Explain,
     Fenced,
@@ -34,14 +33,13 @@ from samebits.core.messages import (
     GenerationStarted,
     Heartbeat,
     Join,
-    LastWords,
     Leave,
-    PeerGone,
     Pending,
     Publish,
     Refused,
     Register,
     RoundOpened,
+    Said,
     Status,
 )
 from samebits.core.point import Point
@@ -64,6 +62,7 @@ from samebits.core.records import (
     TermStarted,
     TrainingFinished,
 )
+from samebits.core.reports import Digests, LastWords, PeerGone
 
 
 def seconds(value: float) -> str:
@@ -80,17 +79,17 @@ def report_line(message: FromWorker) -> str:
             place = f", generation {message.generation}, step {message.step}" if message.generation else ""
             return f"Heartbeat {message.activity.name}{place}"
         case Join():
-            return f"Join {message.round}, holds {_each(message.points) or 'no point'}"
+            return f"Join {message.round}, holds {_each(message.holdings.points) or 'no point'}"
         case Publish():
             return f"Publish its address for generation {message.generation}"
-        case Digests():
-            return f"Digests of {_each(tuple(digest.point for digest in message.digests))}"
-        case LastWords():
-            return f"LastWords {message.text!r}"
+        case Said(body=Digests(digests)):
+            return f"Digests of {_each(tuple(digest.point for digest in digests))}"
+        case Said(body=LastWords(text)):
+            return f"LastWords {text!r}"
         case Leave():
             return f"Leave {'on purpose' if message.on_purpose else 'by failure'}: {message.text}"
-        case PeerGone():
-            return f"PeerGone {message.session}"
+        case Said(body=PeerGone(session)):
+            return f"PeerGone {session}"
 
 
 def _register_line(message: Register) -> str:
@@ -207,7 +206,7 @@ def notice_line(notice: Notice) -> str | None:
         case Waits():
             return f"waits in the rendezvous: {notice.text}"
         case MustEnd():
-            return f"must end ({notice.reason.value}): {notice.text}"
+            return f"must end ({notice.reason.label.replace('_', ' ')}): {notice.text}"
         case SchedulerAway():
             return "the scheduler is away"
         case SchedulerBack():

@@ -10,27 +10,18 @@ from samebits.core.agent_events import (
     Completed,
     Connected,
     Disconnected,
-    EndReason,
     Heard,
     Leaving,
     MustEnd,
+    Observed,
     Over,
     Passed,
     Seated,
-    Spoke,
 )
-from samebits.core.messages import (
-    Activity,
-    EndJob,
-    EndKind,
-    Fenced,
-    Finished,
-    Heartbeat,
-    LastWords,
-    Leave,
-    RoundId,
-)
+from samebits.core.ends import EndKind
+from samebits.core.messages import Activity, EndJob, Fenced, Finished, Heartbeat, Leave, RoundId, Said
 from samebits.core.point import Point
+from samebits.core.reports import LastWords
 from tests.core.desk import CREDENTIAL, STAGES, Desk, done, finished, forming, seated, training, waiting
 
 # ---- the end of training
@@ -70,7 +61,7 @@ def test_who_is_seated_after_the_end_is_told_at_once() -> None:
 def test_a_fenced_process_must_end_and_says_no_other_word(stage: Callable[[], Desk]) -> None:
     desk = stage()
     desk.hear(Fenced("job-1", "mine", 1, "the seat is held by another"))
-    assert desk.ready.notices == [MustEnd(EndReason.FENCED, "the seat is held by another")]
+    assert desk.ready.notices == [MustEnd(EndKind.FENCED, "the seat is held by another")]
     for event in (Passed(9), Leaving(True, "bye"), Connected(), Heard(Finished("job-1", 1, Point(60, 1)))):
         desk.now += 5
         desk.step(event)
@@ -85,18 +76,12 @@ def test_a_fence_for_another_session_is_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        (EndKind.STOPPED, EndReason.STOPPED),
-        (EndKind.INTERRUPTED, EndReason.INTERRUPTED),
-        (EndKind.FORMATION_TIMEOUT, EndReason.FORMATION_TIMEOUT),
-        (EndKind.FAILED, EndReason.FAILED),
-    ],
+    "kind", [EndKind.STOPPED, EndKind.INTERRUPTED, EndKind.FORMATION_TIMEOUT, EndKind.FAILED, EndKind.POINTS_LOST]
 )
-def test_the_end_of_the_job_ends_the_process(kind: EndKind, reason: EndReason) -> None:
+def test_the_end_of_the_job_ends_the_process(kind: EndKind) -> None:
     desk = training()
     desk.hear(EndJob("job-1", 1, kind, "why"))
-    assert desk.ready.notices == [MustEnd(reason, "why")]
+    assert desk.ready.notices == [MustEnd(kind, "why")]
     desk.hear(EndJob("job-1", 1, kind, "why"))
     assert desk.ready.notices == []
     desk.passes(1.0)
@@ -118,7 +103,7 @@ def test_the_finished_job_turns_a_newcomer_away_and_leaves_members_alone() -> No
     desk = Desk()
     desk.step(Connected())
     desk.hear(EndJob("job-1", 1, EndKind.FINISHED, "job finished"))
-    assert desk.ready.notices == [MustEnd(EndReason.REFUSED, "the job is finished: there is nothing left to do")]
+    assert desk.ready.notices == [MustEnd(EndKind.REFUSED, "the job is finished: there is nothing left to do")]
     desk = finished()
     desk.hear(EndJob("job-1", 1, EndKind.FINISHED, "job finished"))
     assert desk.ready.notices == []
@@ -127,8 +112,8 @@ def test_the_finished_job_turns_a_newcomer_away_and_leaves_members_alone() -> No
 def test_last_words_and_leave_go_out() -> None:
     desk = training()
     desk.passes(0.1, step=17)
-    desk.step(Spoke("ValueError: no such sample"))
-    assert desk.ready.sends == [LastWords(CREDENTIAL, "ValueError: no such sample", 17)]
+    desk.step(Observed(LastWords("ValueError: no such sample")))
+    assert desk.ready.sends == [Said(CREDENTIAL, LastWords("ValueError: no such sample"), 1, 17)]
     desk.step(Leaving(False, "ValueError"))
     assert desk.ready.sends == [Leave(CREDENTIAL, False, "ValueError", 17)]
     desk.passes(10.0)
@@ -138,7 +123,7 @@ def test_last_words_and_leave_go_out() -> None:
 def test_who_was_never_seated_leaves_without_a_word() -> None:
     desk = Desk()
     desk.step(Connected())
-    desk.step(Spoke("text"))
+    desk.step(Observed(LastWords("text")))
     assert desk.ready.sends == []
     desk.step(Leaving(True, "text"))
     assert desk.ready.sends == []

@@ -18,7 +18,18 @@ from samebits.core.agent_events import (
     Trains,
     Waits,
 )
-from samebits.core.messages import Activity, Admitted, Heartbeat, Join, Place, Publish, Register, RoundId, Standing
+from samebits.core.messages import (
+    Activity,
+    Admitted,
+    Heartbeat,
+    Holdings,
+    Join,
+    Place,
+    Publish,
+    Register,
+    RoundId,
+    Standing,
+)
 from samebits.core.point import Point
 from samebits.core.values import replace
 from tests.core.desk import NUMERICS, POINTS, STAGES, Desk, done, forming, seated, started, training, waiting
@@ -57,7 +68,7 @@ def test_a_spare_learns_its_slot_when_it_is_invited() -> None:
     assert desk.told(EnterAgain) == [EnterAgain(Place(1, 1, 4), look=False)] and not desk.said(Join)
     desk.enters(blob=b"here", place=Place(1, 1, 4))
     (join,) = desk.said(Join)
-    assert (join.blob, join.place) == (b"here", Place(1, 1, 4))
+    assert (join.holdings.blob, join.holdings.place) == (b"here", Place(1, 1, 4))
 
 
 def test_a_spare_reports_no_standing_before_its_first_generation() -> None:
@@ -95,7 +106,7 @@ def test_another_place_is_asked_for_once_and_entering_again_joins() -> None:
     desk.opens(1, place=SMALLER)
     assert not desk.told(EnterAgain) and not desk.said(Join)
     desk.enters(blob=b"x", place=SMALLER)
-    assert [join.place for join in desk.said(Join)] == [SMALLER]
+    assert [join.holdings.place for join in desk.said(Join)] == [SMALLER]
     desk.opens(1, place=SMALLER)
     assert len(desk.said(Join)) == 1 and not desk.told(EnterAgain)
 
@@ -155,7 +166,7 @@ def test_a_disk_is_looked_at_when_asked_and_only_once() -> None:
     desk.opens(1, place=MINE, look=True)
     assert not desk.told(EnterAgain)
     desk.enters(live=Point(7, 1), looked=True)
-    assert [join.looked for join in desk.said(Join)] == [True]
+    assert [join.holdings.looked for join in desk.said(Join)] == [True]
 
 
 def test_how_far_to_look_is_passed_on() -> None:
@@ -234,7 +245,7 @@ def test_who_leaves_gently_joins_with_its_commit() -> None:
     desk = training()
     desk.opens(2, gently=True, place=MINE)
     desk.enters(live=Point(30, 1))
-    assert [join.live for join in desk.said(Join)] == [Point(30, 1)]
+    assert [join.holdings.live for join in desk.said(Join)] == [Point(30, 1)]
     assert desk.agent.activity is Activity.WAITING and not desk.said(Heartbeat)
 
 
@@ -284,10 +295,10 @@ def test_an_entry_that_crossed_the_start_of_a_generation_changes_nothing() -> No
     """It answers a question that is settled: taken for a failed collective it would strand the process."""
     desk = seated()
     desk.opens()
-    desk.step(Entered(POINTS, False, NUMERICS, b"me", seen=0))
+    desk.step(Entered(Holdings(POINTS, False, NUMERICS, b"me"), 0))
     desk.starts()
-    desk.step(Entered(POINTS, False, NUMERICS, b"late", seen=0))
+    desk.step(Entered(Holdings(POINTS, False, NUMERICS, b"late"), 0))
     assert desk.ready.sends == []
     assert desk.agent.activity is Activity.FORMING
-    desk.step(Entered(POINTS, False, NUMERICS, b"me again", seen=1))
+    desk.step(Entered(Holdings(POINTS, False, NUMERICS, b"me again"), 1))
     assert desk.agent.activity is Activity.WAITING, "it knew of the generation: its collective has failed"

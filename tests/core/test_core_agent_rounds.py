@@ -19,6 +19,7 @@ from samebits.core.agent_events import (
     Heard,
     Invited,
     Mapped,
+    Observed,
     Passed,
     Trains,
     Waits,
@@ -28,16 +29,16 @@ from samebits.core.messages import (
     AddressMap,
     Finished,
     Heartbeat,
+    Holdings,
     Join,
-    Phase,
-    Progress,
     Publish,
     Register,
     RoundId,
     RoundOpened,
-    Still,
+    Said,
 )
 from samebits.core.point import Point
+from samebits.core.reports import Phase, Progress, StallReport
 from tests.core.desk import (
     CREDENTIAL,
     POINTS,
@@ -77,7 +78,7 @@ def test_every_change_is_told_at_once() -> None:
     desk = seated()
     seen = []
     for event in (
-        Entered(POINTS, False, NUMERICS),
+        Entered(Holdings(POINTS, False, NUMERICS)),
         Heard(RoundOpened("job-1", 1, 1, RoundId(1, 1), "because", "")),
         Heard(started()),
         Trains(1),
@@ -111,12 +112,16 @@ def test_where_it_stands_still_is_said_with_each_heartbeat_while_it_trains() -> 
     desk = training()
     for _ in range(2):
         desk.now += 1.0
-        desk.step(Passed(60, still))
-        assert desk.said(Still) == [Still(CREDENTIAL, 1, 60, still)]
+        desk.step(Observed(StallReport(still)))
+        desk.step(Passed(60))
+        assert desk.reported(StallReport) == [Said(CREDENTIAL, StallReport(still), 1, 60)]
     desk.step(Completed(1, 60))
     desk.now += 1.0
-    desk.step(Passed(60, still))
-    assert desk.said(Still) == [Still(CREDENTIAL, 1, 60, None)], "nobody waits for one that is done"
+    desk.step(Observed(StallReport(still)))
+    desk.step(Passed(60))
+    assert desk.reported(StallReport) == [Said(CREDENTIAL, StallReport(None), 1, 60)], (
+        "nobody waits for one that is done"
+    )
 
 
 # ---- rounds
@@ -127,14 +132,14 @@ def test_it_joins_when_it_enters_after_the_invitation() -> None:
     desk.opens()
     assert desk.ready.sends == [] and desk.ready.notices == [Invited()]
     desk.enters()
-    assert desk.said(Join) == [Join(CREDENTIAL, RoundId(1, 1), POINTS, False, NUMERICS)]
+    assert desk.said(Join) == [Join(CREDENTIAL, RoundId(1, 1), Holdings(POINTS, False, NUMERICS))]
 
 
 def test_it_joins_when_it_is_invited_after_it_entered() -> None:
     desk = waiting()
     assert desk.said(Join) == []
     desk.opens()
-    assert desk.said(Join) == [Join(CREDENTIAL, RoundId(1, 1), POINTS, False, NUMERICS)]
+    assert desk.said(Join) == [Join(CREDENTIAL, RoundId(1, 1), Holdings(POINTS, False, NUMERICS))]
 
 
 def test_who_enters_again_uninvited_says_at_once_that_it_waits() -> None:
@@ -316,8 +321,8 @@ def test_its_address_is_repeated_until_the_group_stands() -> None:
 def test_an_address_that_is_known_travels_with_the_join_and_is_repeated_while_forming() -> None:
     desk = seated()
     desk.opens()
-    desk.step(Entered(POINTS, False, NUMERICS, b"me"))
-    assert [join.blob for join in desk.said(Join)] == [b"me"]
+    desk.step(Entered(Holdings(POINTS, False, NUMERICS, b"me")))
+    assert [join.holdings.blob for join in desk.said(Join)] == [b"me"]
     desk.starts()
     assert desk.said(Publish) == []
     desk.passes(1.0)

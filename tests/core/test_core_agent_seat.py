@@ -11,7 +11,6 @@ from samebits.core.agent_events import (
     AgentReady,
     Connected,
     Disconnected,
-    EndReason,
     MustEnd,
     SchedulerAway,
     SchedulerBack,
@@ -19,6 +18,7 @@ from samebits.core.agent_events import (
     ToldToWait,
     Trains,
 )
+from samebits.core.ends import EndKind
 from samebits.core.messages import (
     PROTOCOL,
     Activity,
@@ -27,7 +27,6 @@ from samebits.core.messages import (
     CommittedPoint,
     Depart,
     EndJob,
-    EndKind,
     EqualPoint,
     Explain,
     Fenced,
@@ -303,7 +302,7 @@ def test_where_waiting_cannot_help_the_process_must_end(refusal: Refusal) -> Non
     desk = Desk()
     desk.step(Connected())
     refused(desk, refusal, 0.0)
-    assert desk.ready.notices == [MustEnd(EndReason.REFUSED, "text")]
+    assert desk.ready.notices == [MustEnd(EndKind.REFUSED, "text")]
     assert desk.ready.wake_at is None
     desk.passes(100.0)
     assert desk.ready.sends == [] and desk.ready.notices == []
@@ -313,7 +312,7 @@ def test_where_waiting_cannot_help_the_process_must_end(refusal: Refusal) -> Non
 def test_other_bits_end_the_process_in_every_stage(stage: Callable[[], Desk]) -> None:
     desk = stage()
     refused(desk, Refusal.NUMERICS, 0.0)
-    assert desk.ready.notices == [MustEnd(EndReason.NUMERICS, "text")]
+    assert desk.ready.notices == [MustEnd(EndKind.NUMERICS, "text")]
 
 
 def test_a_refusal_of_another_session_is_nothing() -> None:
@@ -341,7 +340,7 @@ def test_a_duplicate_gives_up_after_topo_timeout() -> None:
     refused(desk, Refusal.ALIVE, 5.0)
     desk.passes(5.0)
     assert desk.ready.notices == [
-        MustEnd(EndReason.DUPLICATE, "worker 3: its seat is still held after 60 s (TOPO_TIMEOUT)")
+        MustEnd(EndKind.DUPLICATE, "worker 3: its seat is still held after 60 s (TOPO_TIMEOUT)")
     ]
 
 
@@ -364,7 +363,7 @@ def test_who_waits_for_any_seat_gives_up_after_topo_timeout() -> None:
         refused(desk, Refusal.FULL, 5.0)
         desk.passes(5.0)
     assert desk.ready.notices == [
-        MustEnd(EndReason.REFUSED, "worker 3: every seat is still held after 60 s (TOPO_TIMEOUT)")
+        MustEnd(EndKind.REFUSED, "worker 3: every seat is still held after 60 s (TOPO_TIMEOUT)")
     ]
 
 
@@ -416,7 +415,7 @@ def test_who_does_not_train_waits_topo_timeout_for_a_scheduler(stage: Callable[[
     assert desk.ready.wake_at == pytest.approx(desk.now + 0.1)
     desk.passes(0.1)
     assert desk.ready.notices == [
-        MustEnd(EndReason.UNREACHABLE, "worker 3: no scheduler answered after 1800 s (TOPO_TIMEOUT)")
+        MustEnd(EndKind.UNREACHABLE, "worker 3: no scheduler answered after 1800 s (TOPO_TIMEOUT)")
     ]
     desk.passes(1.0)
     assert desk.ready.notices == []
@@ -434,7 +433,7 @@ def test_who_never_found_a_scheduler_gives_up_too() -> None:
     desk = Desk(topo_timeout_s=60.0)
     assert desk.passes(59.9).notices == []
     desk.passes(0.1)
-    assert desk.told(MustEnd)[0].reason is EndReason.UNREACHABLE
+    assert desk.told(MustEnd)[0].reason is EndKind.UNREACHABLE
 
 
 def test_a_connection_that_nobody_answers_is_no_scheduler() -> None:
@@ -443,7 +442,7 @@ def test_a_connection_that_nobody_answers_is_no_scheduler() -> None:
     for _ in range(59):
         assert desk.passes(1.0).notices == []
     desk.passes(1.0)
-    assert desk.told(MustEnd)[0].reason is EndReason.UNREACHABLE
+    assert desk.told(MustEnd)[0].reason is EndKind.UNREACHABLE
 
 
 def test_a_pending_process_is_not_alone() -> None:

@@ -8,8 +8,9 @@ import random
 import pytest
 
 from samebits.core.anomalies import MOVED, WINDOW, Band, Odd, Verdict
-from samebits.core.messages import MAX_ODDITY_CHARS, Activity, Oddity, RoundOpened
-from samebits.core.unwell_hosts import MOST_ODDITIES
+from samebits.core.messages import Activity, RoundOpened, Said
+from samebits.core.reports import MAX_ANOMALY_CHARS, Anomaly
+from samebits.core.unwell_hosts import MOST_ANOMALIES
 from tests.core.house import House, policy
 
 
@@ -72,33 +73,33 @@ def test_it_is_said_with_step_and_rank_and_not_by_every_rank() -> None:
     house = House(policy(2)).fill().train()
     for node in ("1", "0", "1"):
         credential = house.credential(node)
-        house.receive(credential.session, Oddity(credential, 412, "the loss is not a number"))
+        house.receive(credential.session, Said(credential, Anomaly(412, "the loss is not a number")))
     assert [note for note in house.notes if "loss" in note] == ["worker 1 (rank 1), step 412: the loss is not a number"]
     house.now += 60
     credential = house.credential("0")
-    house.receive(credential.session, Oddity(credential, 500, "the loss is infinite"))
+    house.receive(credential.session, Said(credential, Anomaly(500, "the loss is infinite")))
     assert house.notes[-1] == "worker 0 (rank 0), step 500: the loss is infinite"
 
 
 def test_threads_that_end_in_other_words_are_each_said_but_not_without_bound() -> None:
     house = House(policy(2)).fill().train()
     first, second = house.credential("0"), house.credential("1")
-    house.receive(first.session, Oddity(first, 9, "the loss is not a number"))
+    house.receive(first.session, Said(first, Anomaly(9, "the loss is not a number")))
     for _ in range(2):
-        house.receive(first.session, Oddity(first, 9, "its thread feeder failed: ValueError: no"))
-        house.receive(second.session, Oddity(second, 9, "its thread feeder failed: ValueError: no"))
-        house.receive(second.session, Oddity(second, 9, "its thread logger failed: OSError: full"))
+        house.receive(first.session, Said(first, Anomaly(9, "its thread feeder failed: ValueError: no")))
+        house.receive(second.session, Said(second, Anomaly(9, "its thread feeder failed: ValueError: no")))
+        house.receive(second.session, Said(second, Anomaly(9, "its thread logger failed: OSError: full")))
     assert [note for note in house.notes if "thread" in note] == [
         "worker 0 (rank 0), step 9: its thread feeder failed: ValueError: no",
         "worker 1 (rank 1), step 9: its thread logger failed: OSError: full",
     ]
-    for number in range(3 * MOST_ODDITIES):
-        house.receive(second.session, Oddity(second, 9, f"its thread {number} failed: OSError: full"))
-    assert sum("thread" in note for note in house.notes) < MOST_ODDITIES
-    house.receive(first.session, Oddity(first, 9, "a transient error", is_verdict=True))
+    for number in range(3 * MOST_ANOMALIES):
+        house.receive(second.session, Said(second, Anomaly(9, f"its thread {number} failed: OSError: full")))
+    assert sum("thread" in note for note in house.notes) < MOST_ANOMALIES
+    house.receive(first.session, Said(first, Anomaly(9, "a transient error", is_verdict=True)))
     assert "a transient error" in house.notes[-1]
     house.now += 60
-    house.receive(second.session, Oddity(second, 9, "its thread feeder failed: ValueError: no"))
+    house.receive(second.session, Said(second, Anomaly(9, "its thread feeder failed: ValueError: no")))
     assert house.notes[-1] == "worker 1 (rank 1), step 9: its thread feeder failed: ValueError: no"
 
 
@@ -106,8 +107,8 @@ def test_hidden_state_is_shown_once_for_all_ranks_and_hides_no_odd_number() -> N
     house = House(policy(2)).fill().train()
     for node in ("0", "1"):
         credential = house.credential(node)
-        house.receive(credential.session, Oddity(credential, 4, "hidden state: h (train.py:3) changed"))
-    house.receive(credential.session, Oddity(credential, 5, "the loss is not a number"))
+        house.receive(credential.session, Said(credential, Anomaly(4, "hidden state: h (train.py:3) changed")))
+    house.receive(credential.session, Said(credential, Anomaly(5, "the loss is not a number")))
     assert [note for note in house.notes if "hidden" in note or "loss" in note] == [
         "worker 0 (rank 0), step 4: hidden state: h (train.py:3) changed",
         "worker 1 (rank 1), step 5: the loss is not a number",
@@ -117,9 +118,9 @@ def test_hidden_state_is_shown_once_for_all_ranks_and_hides_no_odd_number() -> N
 def test_what_was_at_fault_is_said_with_the_process_though_the_number_was_said_just_before() -> None:
     house = House(policy(2)).fill().train()
     credential = house.credential("1")
-    house.receive(credential.session, Oddity(credential, 412, "the loss is not a number"))
+    house.receive(credential.session, Said(credential, Anomaly(412, "the loss is not a number")))
     for _ in range(2):
-        house.receive(credential.session, Oddity(credential, 412, "a transient error", is_verdict=True))
+        house.receive(credential.session, Said(credential, Anomaly(412, "a transient error", is_verdict=True)))
     process = house.core.state.seats["1"].process
     assert house.notes[-2:] == [
         "worker 1 (rank 1), step 412: the loss is not a number",
@@ -130,7 +131,7 @@ def test_what_was_at_fault_is_said_with_the_process_though_the_number_was_said_j
 def test_the_round_in_which_a_step_is_computed_again_has_that_for_its_reason() -> None:
     house = House(policy(2)).fill().train()
     credential = house.credential("1")
-    house.receive(credential.session, Oddity(credential, 412, "the loss is not a number", comes_again=True))
+    house.receive(credential.session, Said(credential, Anomaly(412, "the loss is not a number", comes_again=True)))
     house.beat("0", Activity.WAITING)
     why = "worker 1 reported what training cannot have: step 412 is computed again"
     assert house.answer("s0", RoundOpened).text == why
@@ -167,4 +168,4 @@ def test_what_the_second_value_says(
     assert odd.judge(step, value, problem) is verdict
     if verdict is not None:
         said = odd.sentence(verdict, value)
-        assert said.startswith("the loss is odd, and ") and len(said) <= MAX_ODDITY_CHARS and said.isprintable()
+        assert said.startswith("the loss is odd, and ") and len(said) <= MAX_ANOMALY_CHARS and said.isprintable()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from samebits.core.audits import Fault, Follows, Known, Roles, follows, judge, roles, sentence, teller, why_it_ends
-from samebits.core.messages import MAX_ODDITY_CHARS
+from samebits.core.reports import MAX_ANOMALY_CHARS
 
 THREE, TWO = Roles(1, 2, 0), Roles(1, 0, None)
 
@@ -83,7 +83,7 @@ def test_the_sentences_name_ranks_and_parameter() -> None:
 @pytest.mark.parametrize("fault", list(Fault))
 def test_the_scheduler_takes_the_whole_sentence(fault: Fault) -> None:
     who, part = Roles(10_000, 10_001, 10_002), "encoder.layers.31.attention.output.weight"
-    assert len(sentence(who, fault, part, Follows.TAKE_AGAIN)) <= MAX_ODDITY_CHARS
+    assert len(sentence(who, fault, part, Follows.TAKE_AGAIN)) <= MAX_ANOMALY_CHARS
 
 
 def test_the_checkpoint_before_the_last_clean_audit_is_named() -> None:

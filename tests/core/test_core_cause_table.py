@@ -20,9 +20,10 @@ from samebits.core.cause_table import (
     Strategy,
 )
 from samebits.core.hangs import SILENT_KINDS, Doing, Hang, Sight
-from samebits.core.messages import GiveUp, LastWords
+from samebits.core.messages import GiveUp, Said
 from samebits.core.progress import Cure, cure_of
 from samebits.core.remedies import Means, chosen, judged
+from samebits.core.reports import LastWords
 from samebits.core.restarts import Again, Loss, Restarts, Sort, sort_of
 from samebits.core.scheduler import Seen
 from samebits.exit_codes import EXIT_CODES
@@ -209,7 +210,7 @@ def test_with_a_launcher_another_process_takes_its_place() -> None:
 )
 def test_last_words_are_judged(words: str, judgement: str) -> None:
     house = training_house(2)
-    house.receive("s1", LastWords(house.credential("1"), words, 41))
+    house.receive("s1", Said(house.credential("1"), LastWords(words), step=41))
     house.close("s1", gone=True)
     assert causes_of(house).endswith(f"{words} ({judgement})")
 

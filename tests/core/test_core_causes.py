@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from samebits.core.causes import Causes, sentence
-from samebits.core.messages import Activity, LastWords, Process, ProcessEnded
+from samebits.core.messages import Activity, Process, ProcessEnded, Said
 from samebits.core.records import CauseFound, SeatLost
-from samebits.core.scheduler import EndSeen
+from samebits.core.reports import LastWords
 from samebits.core.state import JobState
 from tests.core.house import House, training_house
 
@@ -83,10 +83,10 @@ def test_it_is_in_the_journal_before_anybody_is_told_and_survives_the_scheduler(
 
 def test_who_says_of_what_it_dies_is_the_cause_before_its_seat_is_lost() -> None:
     house = training_house(3)
-    house.receive("s1", LastWords(house.credential("1"), "failed at train.py:88: RuntimeError: no", 41))
+    house.receive("s1", Said(house.credential("1"), LastWords("failed at train.py:88: RuntimeError: no"), step=41))
     assert house.ready.notes[-1].text.endswith(" ends: failed at train.py:88: RuntimeError: no")
     assert [record.node for record in house.records(CauseFound)] == ["1"] and not house.seat("1").is_lost
-    house.receive("s0", LastWords(house.credential("0"), "failed at train.py:88: RuntimeError: no", 41))
+    house.receive("s0", Said(house.credential("0"), LastWords("failed at train.py:88: RuntimeError: no"), step=41))
     assert house.ready.notes == [], "one sentence, however many ranks meet the same error"
     house.crash(0.2)
     house.leave("1", on_purpose=False, text="failed at train.py:88: RuntimeError: no")
@@ -128,8 +128,8 @@ def test_a_snapshot_keeps_it_and_an_old_journal_has_none() -> None:
     assert old.causes == ()
 
 
-def ended(node: int, text: str = "was killed by signal 11 (SIGSEGV)", **more: Any) -> EndSeen:
-    return EndSeen(ProcessEnded(str(node), "host-a", 1000 + node, 1, text, **{"signal": 11, **more}))
+def ended(node: int, text: str = "was killed by signal 11 (SIGSEGV)", **more: Any) -> ProcessEnded:
+    return ProcessEnded(str(node), "host-a", 1000 + node, 1, text, **{"signal": 11, **more})
 
 
 def test_who_started_a_process_says_how_it_ended_and_the_cause_says_so_durably() -> None:
@@ -185,8 +185,8 @@ def test_a_lie_about_one_who_lives_is_forgotten_when_it_speaks() -> None:
     assert DIED in house.core.first_cause and "SIGSEGV" not in house.core.first_cause
 
 
-@pytest.mark.parametrize("who", [EndSeen(ProcessEnded("1", "host-b", 1001, 1, "x")), ended(7), ended(0)])
-def test_what_is_said_of_another_process_changes_nothing(who: EndSeen) -> None:
+@pytest.mark.parametrize("who", [ProcessEnded("1", "host-b", 1001, 1, "x"), ended(7), ended(0)])
+def test_what_is_said_of_another_process_changes_nothing(who: ProcessEnded) -> None:
     house = lost_house()
     before = house.core.first_cause
     house.step(who)
@@ -195,7 +195,7 @@ def test_what_is_said_of_another_process_changes_nothing(who: EndSeen) -> None:
 
 def test_who_has_spoken_and_who_was_seen_to_hang_is_not_talked_over() -> None:
     house = training_house(3)
-    house.receive("s1", LastWords(house.credential("1"), "failed at train.py:88: RuntimeError: no", 41))
+    house.receive("s1", Said(house.credential("1"), LastWords("failed at train.py:88: RuntimeError: no"), step=41))
     house.close("s1", gone=True)
     house.step(ended(1, "ended with status 1", signal=None, status=1))
     assert "train.py:88" in house.core.first_cause

@@ -8,31 +8,27 @@ import pytest
 
 from samebits.core.agent_events import EnterAgain, Entered, Failed, FoundEqual, Trains
 from samebits.core.consistency import GoBack, Repair, Stop, decide
+from samebits.core.ends import EndKind
 from samebits.core.equality import EXPLAIN_S, Difference, judge
 from samebits.core.ledger import Mend
 from samebits.core.messages import (
-    FINAL,
-    MAX_DIGESTS,
-    MAX_PARTS,
     SCHEMA,
     Activity,
     Depart,
-    Digest,
-    Digests,
-    EndKind,
     EqualPoint,
     Explain,
     GenerationStarted,
     Heartbeat,
+    Holdings,
     Join,
-    Part,
-    PartKind,
     RoundId,
     RoundOpened,
+    Said,
 )
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, JobInterrupted, RolledBack
-from samebits.core.restore import Joined, choose
+from samebits.core.reports import FINAL, MAX_DIGESTS, MAX_PARTS, Digest, Digests, Part, PartKind
+from samebits.core.restore import choose
 from samebits.core.state import JobState
 from samebits.core.values import replace
 from samebits.core.witnesses import MOST_GENERATIONS, Witnesses
@@ -69,7 +65,7 @@ def says(
     credential = house.credential(node)
     number = house.core.state.generation_number if generation is None else generation
     digest = Digest(Point(step, number), step if commits is None else commits, shared, parts=parts, is_kept=is_kept)
-    house.receive(credential.session, Digests(credential, (digest,)))
+    house.receive(credential.session, Said(credential, Digests((digest,))))
 
 
 def all_say(house: House, step: int, *odd: str, wrong: bytes = b"other") -> None:
@@ -99,12 +95,7 @@ def go_back(house: House, *, live: tuple[int, int] = (50, 1), own_parts: bool = 
         join = Join(
             credential,
             opened.round,
-            (),
-            own_parts,
-            NUMERICS,
-            live=Point(*live),
-            commits=live[0],
-            back_to=opened.back_to,
+            Holdings((), own_parts, NUMERICS, live=Point(*live), commits=live[0], back_to=opened.back_to),
         )
         house.receive(credential.session, join)
 
@@ -291,7 +282,7 @@ def test_every_order_of_reports_doubled_or_not_leads_to_the_same() -> None:
                 step = 100 if before else 50
                 told[node] = (*before, Digest(Point(step, 1), step, shared, is_kept=True))
                 for _ in range(often):
-                    house.receive(f"s{node}", Digests(house.credential(node), told[node]))
+                    house.receive(f"s{node}", Said(house.credential(node), Digests(told[node])))
             explain(house, 100, "1")
             (record,) = [one for one in house.journal if isinstance(one, RolledBack)]
             texts.add((record.to, record.suspects, record.text))
@@ -381,7 +372,7 @@ def test_a_scheduler_that_was_away_finds_it_in_what_it_is_told_again() -> None:
             Digest(Point(step, 1), step, b"other" if (node, step) == ("1", 100) else b"same", is_kept=True)
             for step in (50, 100)
         )
-        house.receive(credential.session, Digests(credential, told))
+        house.receive(credential.session, Said(credential, Digests(told)))
     explain(house, 100, "1")
     assert house.core.state.back_to == BACK
 
@@ -406,7 +397,8 @@ def test_where_no_point_of_before_is_left_the_job_ends() -> None:
         credential, opened = house.credential(node), house.last(f"s{node}", RoundOpened)
         live = Point(90, 1)
         house.receive(
-            credential.session, Join(credential, opened.round, (), False, NUMERICS, live=live, back_to=opened.back_to)
+            credential.session,
+            Join(credential, opened.round, Holdings((), False, NUMERICS, live=live, back_to=opened.back_to)),
         )
     assert house.core.state.generation_number == 1
     (record,) = [one for one in house.journal if isinstance(one, JobInterrupted)]
@@ -420,7 +412,11 @@ def test_a_disk_that_holds_an_older_point_will_do() -> None:
         credential, opened = house.credential(node), house.last(f"s{node}", RoundOpened)
         house.receive(
             credential.session,
-            Join(credential, opened.round, (Point(40, 1), Point(75, 1)), False, NUMERICS, back_to=opened.back_to),
+            Join(
+                credential,
+                opened.round,
+                Holdings((Point(40, 1), Point(75, 1)), False, NUMERICS, back_to=opened.back_to),
+            ),
         )
     assert house.committed().restore == Point(40, 1), "what came after the last comparison is nobody's"
 
@@ -518,7 +514,7 @@ def test_what_a_liar_says_changes_nothing() -> None:
     honest, lie = house.credential("1"), (Digest(Point(100, 1), 100, b"lie"),)
     for sender in (replace(honest, node="7"), replace(honest, incarnation=9), replace(honest, session="s0")):
         for _ in range(3):
-            house.receive("s1", Digests(sender, lie))
+            house.receive("s1", Said(sender, Digests(lie)))
     for step, generation in ((100, 7), (100, 0), (2**40, 1)):
         says(house, "1", step, b"lie", generation=generation)
     assert house.core.state.rolled_back is None and house.ended is None
@@ -530,18 +526,20 @@ def test_a_message_that_is_too_much_is_none() -> None:
     credential = house_of(2).credential("0")
     digest = Digest(BACK, 1, b"x")
     with pytest.raises(ProtocolError):
-        SCHEMA.unpack(SCHEMA.pack(Digests(credential, (digest,) * (MAX_DIGESTS + 1))))
+        SCHEMA.unpack(SCHEMA.pack(Said(credential, Digests((digest,) * (MAX_DIGESTS + 1)))))
     with pytest.raises(ProtocolError):
-        SCHEMA.unpack(SCHEMA.pack(Digests(credential, (Digest(BACK, 1, b"x" * 65),))))
+        SCHEMA.unpack(SCHEMA.pack(Said(credential, Digests((Digest(BACK, 1, b"x" * 65),)))))
     with pytest.raises(ProtocolError):
-        SCHEMA.unpack(SCHEMA.pack(Digests(credential, (Digest(BACK, 1, b"x", parts=(WEIGHT,) * (MAX_PARTS + 1)),))))
+        SCHEMA.unpack(
+            SCHEMA.pack(Said(credential, Digests((Digest(BACK, 1, b"x", parts=(WEIGHT,) * (MAX_PARTS + 1)),))))
+        )
 
 
 # ---- the restore point
 
 
-def joined(live: Point | None, *, own_parts: bool = False, points: tuple[Point, ...] = ()) -> Joined:
-    return Joined(1, points, own_parts, NUMERICS, live, commits=50)
+def joined(live: Point | None, *, own_parts: bool = False, points: tuple[Point, ...] = ()) -> Holdings:
+    return Holdings(points, own_parts, NUMERICS, live=live, commits=50)
 
 
 @pytest.mark.parametrize("own_parts", [False, True])
@@ -563,17 +561,17 @@ def test_an_agent_that_has_joined_with_too_new_a_point_is_asked_to_go_back() -> 
     assert desk.told(EnterAgain) == [EnterAgain(None, look=False, back_to=BACK)] and not desk.said(Join)
     desk.hear(opened(back_to=BACK))
     assert not desk.told(EnterAgain), "it was asked"
-    desk.step(Entered((), False, NUMERICS, live=BACK, back_to=BACK))
+    desk.step(Entered(Holdings((), False, NUMERICS, live=BACK, back_to=BACK)))
     (join,) = desk.said(Join)
-    assert (join.live, join.back_to) == (BACK, BACK)
+    assert (join.holdings.live, join.holdings.back_to) == (BACK, BACK)
 
 
 def test_an_agent_that_trains_leaves_and_joins_only_when_it_has_gone_back() -> None:
     desk = training()
     desk.hear(opened(back_to=BACK, number=2))
-    desk.step(Entered((), False, NUMERICS, live=Point(104, 1)))
+    desk.step(Entered(Holdings((), False, NUMERICS, live=Point(104, 1))))
     assert not desk.said(Join) and [one.back_to for one in desk.told(EnterAgain)] == [BACK]
-    desk.step(Entered((), False, NUMERICS, live=BACK, back_to=BACK))
+    desk.step(Entered(Holdings((), False, NUMERICS, live=BACK, back_to=BACK)))
     assert desk.said(Join)
 
 
@@ -581,11 +579,11 @@ def test_what_an_agent_has_gone_back_for_is_not_asked_of_it_again() -> None:
     """Its next generation breaks before the next round is offered: nothing says yet that it is to go back."""
     desk = training()
     desk.hear(opened(back_to=BACK, number=2))
-    desk.step(Entered((), False, NUMERICS, live=BACK, back_to=BACK))
+    desk.step(Entered(Holdings((), False, NUMERICS, live=BACK, back_to=BACK)))
     desk.starts(2, number=2)
     desk.step(Trains(2))
     desk.step(Failed())
-    desk.step(Entered((), False, NUMERICS, live=Point(104, 2)))
+    desk.step(Entered(Holdings((), False, NUMERICS, live=Point(104, 2))))
     assert not desk.told(EnterAgain)
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from samebits.core.agent_events import AskedToLeave
 from samebits.core.events import Chronicle, Kind
-from samebits.core.messages import Depart
-from samebits.core.scheduler import Decided
+from samebits.core.messages import Decision, Depart
 from tests.core.desk import Desk, training
 from tests.core.house import House, training_house
 
@@ -20,7 +19,7 @@ def asked(house: House) -> dict[str, str]:
 
 def test_those_alive_are_asked_and_the_text_is_said() -> None:
     house = training_house(3)
-    ready = house.step(Decided(WHY, ("1", "1", "7")))
+    ready = house.step(Decision(WHY, ("1", "1", "7")))
     assert asked(house) == {house.seat("1").session: WHY}
     assert [note.text for note in ready.notes] == [WHY]
     assert not ready.records, "leaving is the worker's to say"
@@ -30,13 +29,13 @@ def test_who_is_lost_or_has_left_is_not_asked() -> None:
     house = training_house(3)
     house.leave("0")
     house.close(house.seat("2").session, gone=True)
-    house.step(Decided(WHY, ("0", "2")))
+    house.step(Decision(WHY, ("0", "2")))
     assert asked(house) == {}
 
 
 def test_asked_again_nothing_is_said_again() -> None:
     house = training_house(2)
-    ready = house.step(Decided("", ("1",)))
+    ready = house.step(Decision("", ("1",)))
     assert (len(asked(house)), ready.notes) == (1, [])
 
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
-from samebits.core.messages import Activity, Ailment, Depart, Process, Sign, Unwell
+from samebits.core.messages import Activity, Depart, Process, Said
+from samebits.core.reports import Ailment, HealthReport, Sign
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.unwell_hosts import UnwellHosts
 from tests.core.house import House, policy
@@ -83,7 +84,7 @@ class Books:
         ailments = self.draw.choice([(), (DISK,), (DISK, CPU), (CPU,)])
         (self.wants.add if DISK in ailments else self.wants.discard)(node)
         credential = self.house.credential(node)
-        self.house.receive(credential.session, Unwell(credential, ailments))
+        self.house.receive(credential.session, Said(credential, HealthReport(ailments)))
         self.house.tick(0.01)
 
     def come(self) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.agent_events import CommittedByAll, Disconnected, Saved
+from samebits.core.agent_events import CommittedByAll, Disconnected, Observed
 from samebits.core.agent_events import Connected as Reconnected
-from samebits.core.messages import MAX_SAVED_POINTS, CommittedPoint, EndKind, RoundOpened, SavedPoints
+from samebits.core.ends import EndKind
+from samebits.core.messages import CommittedPoint, RoundOpened, Said
 from samebits.core.point import Point
 from samebits.core.records import PointCommitted
+from samebits.core.reports import MAX_SAVED_POINTS, SavedPoints
 from samebits.core.state import JobState
 from tests.core.desk import CREDENTIAL, seated, training
 from tests.core.house import House, policy, training_house
@@ -168,14 +170,14 @@ def test_who_is_asked_to_look_is_told_how_far() -> None:
 def test_an_agent_reports_what_is_saved_and_again_when_it_returns() -> None:
     desk = training()
     points = tuple(Point(step, 1) for step in range(1, MAX_SAVED_POINTS + 3))
-    desk.step(Saved(points))
-    assert desk.said(SavedPoints) == [SavedPoints(CREDENTIAL, points[-MAX_SAVED_POINTS:])]
+    desk.step(Observed(SavedPoints.of(points)))
+    assert desk.reported(SavedPoints) == [Said(CREDENTIAL, SavedPoints(points[-MAX_SAVED_POINTS:]), 1)]
     desk.step(Disconnected())
-    desk.step(Saved(points[:1]))
-    assert not desk.said(SavedPoints)
+    desk.step(Observed(SavedPoints.of(points[:1])))
+    assert not desk.reported(SavedPoints)
     desk.step(Reconnected())
     desk.admitted(term=2)
-    assert desk.said(SavedPoints) == [SavedPoints(CREDENTIAL, points[:1])]
+    assert desk.reported(SavedPoints) == [Said(CREDENTIAL, SavedPoints(points[:1]), 1)]
 
 
 def test_an_agent_without_points_says_nothing_of_them() -> None:
@@ -183,7 +185,7 @@ def test_an_agent_without_points_says_nothing_of_them() -> None:
     desk.step(Disconnected())
     desk.step(Reconnected())
     desk.admitted(term=2)
-    assert not desk.said(SavedPoints)
+    assert not desk.reported(SavedPoints)
 
 
 def test_a_process_is_told_what_is_committed_but_not_by_an_earlier_scheduler() -> None:

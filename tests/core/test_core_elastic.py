@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from samebits.core.ends import EndKind
 from samebits.core.messages import (
     Activity,
     AddressMap,
-    EndKind,
     Heartbeat,
     Leave,
     Pairs,

@@ -7,7 +7,6 @@ import pytest
 from samebits.core.agent_events import (
     Connected,
     Disconnected,
-    EndReason,
     MustEnd,
     RefusedByAll,
     SchedulerAway,
@@ -16,11 +15,11 @@ from samebits.core.agent_events import (
     Trains,
 )
 from samebits.core.elsewhere import LookElsewhere
+from samebits.core.ends import EndKind
 from samebits.core.messages import (
     Activity,
     Admitted,
     EndJob,
-    EndKind,
     Fenced,
     Finished,
     FromScheduler,
@@ -112,7 +111,7 @@ def test_who_is_refused_at_every_address_ends_at_once_unless_it_trains(trains: b
     desk.hear(Refused("mine", Refusal.OTHER_JOB, 0.0, "another's", "job-9", 5))
     assert [notice.is_refusal for notice in desk.told(LookElsewhere)] == [True]
     desk.step(RefusedByAll("all of them"))
-    ends = [] if trains else [MustEnd(EndReason.REFUSED, "worker 3: all of them")]
+    ends = [] if trains else [MustEnd(EndKind.REFUSED, "worker 3: all of them")]
     assert desk.told(MustEnd) == ends
 
 

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from samebits.core.messages import Activity, EndJob, EndKind, Finished, ProcessEnded, RoundOpened
+from samebits.core.ends import EndKind
+from samebits.core.messages import Activity, EndJob, Finished, ProcessEnded, Restarting, RoundOpened
 from samebits.core.point import Point
 from samebits.core.ready import Ended
 from samebits.core.records import (
@@ -17,7 +18,7 @@ from samebits.core.records import (
     SeatResumed,
     TrainingFinished,
 )
-from samebits.core.scheduler import STATUS_WAIT_S, EndSeen, ReplacementsStarting
+from samebits.core.scheduler import STATUS_WAIT_S
 from tests.core.house import House, policy, training_house
 
 
@@ -199,7 +200,7 @@ def test_the_launcher_tells_a_status_that_the_script_could_not(status: int, kind
     assert house.ended is None
     seat = house.seat("1")
     end = ProcessEnded("1", *seat.process[:3], f"ended with status {status}", status=status)
-    house.step(EndSeen(end))
+    house.step(end)
     assert house.ended is not None and house.ended.kind is kind
     if status:
         assert house.core.state.interruptions[-1].status == status
@@ -247,7 +248,7 @@ def test_a_scheduler_started_again_ends_a_finished_job(kept: str) -> None:
     house.crash(after_s=1.0, keep=len(house.journal) - (1 if kept == "the last leave" else 2))
     if kept != "the last leave":  # its launcher has seen it end, and tells every scheduler
         house.tick(20.0)
-        house.step(EndSeen(ProcessEnded("1", *house.seat("1").process[:3], "ended with status 0", status=0)))
+        house.step(ProcessEnded("1", *house.seat("1").process[:3], "ended with status 0", status=0))
     wait_for_the_end(house)
     assert house.ended is not None and house.ended.kind is EndKind.FINISHED
 
@@ -588,7 +589,7 @@ def test_replacements_that_are_starting_keep_the_job_as_long_as_that_is_repeated
     house = abandoned_house()
     for _ in range(20):
         house.now += 9.9
-        assert house.step(ReplacementsStarting()).is_empty
+        assert house.step(Restarting()).is_empty
         house.tick()
     assert house.ended is None
     house.tick(9.9)
@@ -600,7 +601,7 @@ def test_replacements_that_are_starting_keep_the_job_as_long_as_that_is_repeated
 def test_replacements_that_never_register_end_with_their_round() -> None:
     house = abandoned_house()
     for _ in range(int(house.policy.topo_timeout_s / 9) + 1):
-        house.step(ReplacementsStarting())
+        house.step(Restarting())
         house.tick(9.0)
     assert house.ended is not None and house.ended.kind is EndKind.FORMATION_TIMEOUT
 
@@ -613,7 +614,7 @@ def test_a_finished_training_waits_for_a_replacement_that_starts_but_not_for_eve
     deserted_at = house.now
     while house.ended is None and house.now < 4000:
         house.now += 5.0
-        house.step(ReplacementsStarting())
+        house.step(Restarting())
         house.tick()
     assert house.ended is not None and house.ended.kind is EndKind.INTERRUPTED
     assert 300.0 <= house.now - deserted_at <= 350.0

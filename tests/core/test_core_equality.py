@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.agent_events import Compared, Disconnected, MustEnd
 from samebits.core.agent_events import Connected as Reconnected
+from samebits.core.agent_events import Disconnected, MustEnd, Observed
+from samebits.core.ends import EndKind
 from samebits.core.equality import EXPLAIN_S, Judgement, differences, judge, sentence
-from samebits.core.messages import (
-    FINAL,
-    MAX_DIGESTS,
-    Activity,
-    Digest,
-    Digests,
-    EndJob,
-    EndKind,
-    Explain,
-    Heartbeat,
-    Part,
-    PartKind,
-    SavedPoints,
-)
+from samebits.core.messages import Activity, EndJob, Explain, Heartbeat, Said
 from samebits.core.point import Point
 from samebits.core.records import JobInterrupted, PointCommitted, TrainingFinished
+from samebits.core.reports import FINAL, MAX_DIGESTS, Digest, Digests, Part, PartKind, SavedPoints
 from samebits.core.state import JobState
 from tests.core.desk import CREDENTIAL, done, training
 from tests.core.house import House, training_house
@@ -47,7 +36,7 @@ def says(
     credential = house.credential(node)
     point = Point(step, house.core.state.generation_number)
     digest = Digest(point, commits, shared, loose, averages, parts)
-    house.receive(credential.session, Digests(credential, (digest,)))
+    house.receive(credential.session, Said(credential, Digests((digest,))))
 
 
 def asked(house: House) -> list[str]:
@@ -187,7 +176,7 @@ def test_training_is_finished_only_where_all_end_alike() -> None:
     says(house, "1", step=9, shared=b"other", commits=FINAL)
     assert asked(house) == ["s0", "s1"]
     credential = house.credential("1")
-    house.receive("s1", Digests(credential, (Digest(Point(9, 1), FINAL, b"other"),)))
+    house.receive("s1", Said(credential, Digests((Digest(Point(9, 1), FINAL, b"other"),))))
     assert not house.records(TrainingFinished)
     house.tick(EXPLAIN_S)
     assert not [record for record in house.journal if isinstance(record, TrainingFinished)]
@@ -218,7 +207,7 @@ def test_a_point_is_everybodys_only_where_it_is_the_same() -> None:
         house.saved(node, (10, 1))
     assert house.records(PointCommitted)
     house.saved("0", (10, 1), (20, 1))
-    house.receive("s1", Digests(house.credential("1"), (Digest(Point(20, 1), 1, b"other"),)))
+    house.receive("s1", Said(house.credential("1"), Digests((Digest(Point(20, 1), 1, b"other"),))))
     assert house.core.state.committed_point == Point(10, 1)
     assert asked(house) == ["s0", "s1"]
 
@@ -227,7 +216,7 @@ def test_a_digest_that_comes_after_the_point_makes_it_everybodys() -> None:
     house = training_house(2)
     house.saved("0", (10, 1))
     credential = house.credential("1")
-    house.receive("s1", SavedPoints(credential, (Point(10, 1),)))
+    house.receive("s1", Said(credential, SavedPoints((Point(10, 1),))))
     assert not house.records(PointCommitted)
     house.told("1", (10, 1))
     assert house.records(PointCommitted) == [PointCommitted(Point(10, 1))]
@@ -295,29 +284,29 @@ def digest(step: int, **more: object) -> Digest:
 
 def test_an_agent_tells_digests_without_their_parts_until_it_is_asked() -> None:
     desk = training()
-    desk.step(Compared((digest(1), digest(2))))
-    (said,) = desk.said(Digests)
-    assert [one.parts for one in said.digests] == [(), ()]
+    desk.step(Observed(Digests.of((digest(1), digest(2)))))
+    (said,) = desk.reported(Digests)
+    assert [one.parts for one in said.body.digests] == [(), ()]
     desk.hear(Explain("job-1", 1, Point(2, 1), 1))
-    (said,) = desk.said(Digests)
-    assert [one.parts for one in said.digests] == [(), (WEIGHT,)]
+    (said,) = desk.reported(Digests)
+    assert [one.parts for one in said.body.digests] == [(), (WEIGHT,)]
     desk.hear(Explain("job-2", 1, Point(1, 1), 1))
-    assert not desk.said(Digests), "another job's scheduler"
+    assert not desk.reported(Digests), "another job's scheduler"
 
 
 def test_an_agent_tells_them_again_when_it_returns_and_while_it_is_done() -> None:
     desk = training()
-    desk.step(Compared(tuple(digest(step) for step in range(1, MAX_DIGESTS + 3))))
-    assert len(desk.said(Digests)[0].digests) == MAX_DIGESTS
+    desk.step(Observed(Digests.of(tuple(digest(step) for step in range(1, MAX_DIGESTS + 3)))))
+    assert len(desk.reported(Digests)[0].body.digests) == MAX_DIGESTS
     desk.step(Disconnected())
     desk.step(Reconnected())
     desk.admitted(term=2)
-    assert desk.said(Digests)
-    assert not desk.passes(1.0).sends or not desk.said(Digests)
+    assert desk.reported(Digests)
+    assert not desk.passes(1.0).sends or not desk.reported(Digests)
     desk = done()
-    desk.step(Compared((digest(60),)))
+    desk.step(Observed(Digests.of((digest(60),))))
     desk.passes(1.0, 60)
-    assert [message.sender for message in desk.said(Digests)] == [CREDENTIAL]
+    assert [message.sender for message in desk.reported(Digests)] == [CREDENTIAL]
 
 
 def test_a_job_whose_ranks_differ_ends_every_worker() -> None:

@@ -7,11 +7,12 @@ import itertools
 import pytest
 
 from samebits.core.events import MAX_TEXT, NAMED, Chronicle, Event, Kind
-from samebits.core.messages import Activity, Join, Leave, ProcessEnded, SavedPoints
+from samebits.core.messages import Activity, Join, Leave, ProcessEnded, Said
 from samebits.core.point import Point
 from samebits.core.ready import Level, Note, Ready
 from samebits.core.recoveries import recoveries_of
-from samebits.core.scheduler import EndSeen, Received
+from samebits.core.reports import SavedPoints
+from samebits.core.scheduler import Received
 from tests.core.house import House, policy
 
 WALL_S = 1_700_000_000.0
@@ -97,7 +98,7 @@ def test_a_kill_with_a_spare_is_one_recovery_with_its_cause_and_the_last_to_join
     assert row.cause == "worker 1: its connection closed and its process is gone"
     lost = house.seat("1").process
     killed = ProcessEnded("1", lost.host, lost.pid, lost.started_at, "was killed by signal 9 (SIGKILL)", signal=9)
-    house.step(EndSeen(killed))
+    house.step(killed)
     (row,) = recoveries_of(house.events)
     assert row.cause.startswith("worker 1: was killed by signal 9 (SIGKILL)"), "told after the recovery was over"
 
@@ -218,7 +219,7 @@ def stalled(house: Watched, node: str, step: int, seconds: float) -> None:
     """The node's process says what it holds, and how long its steps have waited for saves in all."""
     house.told(node, (step, 1))
     credential = house.credential(node)
-    house.receive(credential.session, SavedPoints(credential, (Point(step, 1),), seconds))
+    house.receive(credential.session, Said(credential, SavedPoints((Point(step, 1),), seconds)))
 
 
 def stalls(house: Watched) -> list[float]:

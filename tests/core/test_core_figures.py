@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from samebits.core.agent_events import Connected, Disconnected, Heard, Passed
-from samebits.core.messages import MAX_FIGURES, Activity, Admitted, Figure, Figures, Heartbeat
+from samebits.core.agent_events import Connected, Disconnected, Heard, Observed, Passed
+from samebits.core.messages import Activity, Admitted, Heartbeat, Said
+from samebits.core.reports import MAX_FIGURES, Figure, Figures
 from samebits.core.values import replace
-from tests.core.desk import CREDENTIAL, Desk
+from tests.core.desk import Desk
 from tests.core.house import House, policy, training_house
 
 QUEUE = (Figure("queue", 7.0),)
@@ -20,17 +21,22 @@ def seated() -> Desk:
 
 
 def told(desk: Desk, *figures: Figure, after_s: float = 1.0) -> list[Figures]:
+    """What is said of the figures, which a shell reports only where they are others than before."""
+    if figures != desk.figures:
+        desk.figures = figures
+        desk.step(Observed(Figures.of(figures)))
     desk.now += after_s
-    return [one for one in desk.step(Passed(3, figures=figures)).sends if isinstance(one, Figures)]
+    desk.step(Passed(3))
+    return [said.body for said in desk.reported(Figures)]
 
 
 def test_the_newest_go_with_a_heartbeat_and_are_not_said_twice() -> None:
     desk = seated()
-    assert told(desk, *QUEUE) == [Figures(CREDENTIAL, QUEUE)]
+    assert told(desk, *QUEUE) == [Figures(QUEUE)]
     assert told(desk, *QUEUE) == []
     assert told(desk, Figure("queue", 8.0), after_s=0.1) == [], "between two heartbeats"
-    assert told(desk, Figure("queue", 9.0)) == [Figures(CREDENTIAL, (Figure("queue", 9.0),))]
-    assert told(desk) == [Figures(CREDENTIAL, ())]
+    assert told(desk, Figure("queue", 9.0)) == [Figures((Figure("queue", 9.0),))]
+    assert told(desk) == [Figures(())]
     assert told(desk) == []
 
 
@@ -46,7 +52,7 @@ def test_a_new_connection_hears_them_again() -> None:
     assert told(desk, *QUEUE) == []
     desk.step(Connected())
     desk.step(Heard(replace(ADMITTED, term=2)))
-    assert told(desk, *QUEUE) == [Figures(CREDENTIAL, QUEUE)]
+    assert told(desk, *QUEUE) == [Figures(QUEUE)]
 
 
 def test_they_are_bounded() -> None:
@@ -61,7 +67,7 @@ def test_they_are_bounded() -> None:
 def test_they_are_the_seats_and_change_nothing_else() -> None:
     house = House(policy(2)).fill().train()
     credential = house.credential("1")
-    ready = house.receive(credential.session, Figures(credential, QUEUE))
+    ready = house.receive(credential.session, Said(credential, Figures(QUEUE)))
     assert ready.is_empty
     found = [house.core.presence(node) for node in ("0", "1")]
     assert [one.figures for one in found if one is not None] == [(), QUEUE]
@@ -70,7 +76,7 @@ def test_they_are_the_seats_and_change_nothing_else() -> None:
 def test_of_who_was_replaced_nothing_is_taken() -> None:
     house = House(policy(2)).fill().train()
     credential = house.credential("1")
-    house.receive(credential.session, Figures(replace(credential, incarnation=7), QUEUE))
+    house.receive(credential.session, Said(replace(credential, incarnation=7), Figures(QUEUE)))
     found = house.core.presence("1")
     assert found is not None and found.figures == ()
 
@@ -80,5 +86,5 @@ def test_a_heartbeat_said_before_stays_a_repeat() -> None:
     credential, state = house.credential("1"), house.core.state
     beat = Heartbeat(credential, state.term, Activity.TRAINING, state.generation_number, None, 7)
     assert house.receive("s1", beat).is_empty
-    house.receive("s1", Figures(credential, QUEUE))
+    house.receive("s1", Said(credential, Figures(QUEUE)))
     assert house.core.repeats("s1", beat, house.now)

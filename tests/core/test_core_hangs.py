@@ -6,7 +6,7 @@ import pytest
 
 from samebits.core.hangs import SILENT_KINDS, Doing, Hang, Sight, fix_of, told_apart
 from samebits.core.messages import GiveUp, ProcessSeen
-from samebits.core.scheduler import Seen, SightTold
+from samebits.core.scheduler import Seen
 from tests.core.house import House
 from tests.core.test_core_progress import WAITS, report, training_for_a_while
 
@@ -118,8 +118,8 @@ def test_asking_whom_to_look_at_changes_nothing_and_leaves_out_those_who_speak()
     assert house.seat("1").is_lost and house.core.silent(house.now) == []
 
 
-def told(host: str = "host-a", pid: int = 1001, started_at: int = 1) -> SightTold:
-    return SightTold(ProcessSeen("1", host, pid, started_at, Doing.STOPPED, 3.0))
+def told(host: str = "host-a", pid: int = 1001, started_at: int = 1) -> ProcessSeen:
+    return ProcessSeen("1", host, pid, started_at, Doing.STOPPED, 3.0)
 
 
 def test_what_a_follower_on_its_host_has_seen_counts_as_if_the_scheduler_had() -> None:
@@ -132,7 +132,7 @@ def test_what_a_follower_on_its_host_has_seen_counts_as_if_the_scheduler_had() -
 
 
 @pytest.mark.parametrize("liar", [told(host="host-b"), told(pid=7), told(started_at=2)])
-def test_what_is_told_of_another_process_is_nothing(liar: SightTold) -> None:
+def test_what_is_told_of_another_process_is_nothing(liar: ProcessSeen) -> None:
     house = training_for_a_while(2)
     house.now += 4.0
     house.step(liar)

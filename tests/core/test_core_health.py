@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from samebits.core.health import HealthWatch, Limit, Reading, said
-from samebits.core.messages import MAX_AILMENTS, Activity, Ailment, Depart, Process, Sign, Unwell
+from samebits.core.messages import Activity, Depart, Process, Said
+from samebits.core.reports import MAX_AILMENTS, Ailment, HealthReport, Sign
 from tests.core.house import House, policy
 
 DISK = Ailment(Sign.DISK, "/ckpt", 0.95, 0.9, drains=True)
@@ -83,7 +84,7 @@ def house_with_spares(spares: int = 1, **changes: bool) -> House:
 def feels(house: House, node: str, *ailments: Ailment) -> list[str]:
     """Who is asked to leave then."""
     credential = house.credential(node)
-    first = house.receive(credential.session, Unwell(credential, ailments))
+    first = house.receive(credential.session, Said(credential, HealthReport(ailments)))
     second = house.tick(0.1)
     return [send.session for send in (*first.sends, *second.sends) if isinstance(send.message, Depart)]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.messages import Activity, Heartbeat, LastWords, PeerGone, Process, RoundOpened
+from samebits.core.messages import Activity, Heartbeat, Process, RoundOpened, Said
 from samebits.core.records import SeatLost, SeatResumed
+from samebits.core.reports import LastWords, PeerGone
 from samebits.core.scheduler import Stalled
 from samebits.core.values import replace
 from tests.core.house import House, policy, training_house
@@ -34,7 +35,7 @@ def test_every_accepted_message_renews_the_lease() -> None:
         lambda: house.beat("1"),
         lambda: house.join("1"),
         lambda: house.publish("1", b"x"),
-        lambda: house.receive("s1", LastWords(house.credential("1"), "text", 3)),
+        lambda: house.receive("s1", Said(house.credential("1"), LastWords("text"), step=3)),
         lambda: house.register("1"),
     ):
         house.now += 4
@@ -88,12 +89,12 @@ def test_a_process_seen_dead_is_lost_at_once() -> None:
 
 def test_a_death_that_was_seen_on_its_host_is_believed_at_once() -> None:
     house = training_house(3)
-    house.receive("s0", PeerGone(house.credential("0"), "s1"))
+    house.receive("s0", Said(house.credential("0"), PeerGone("s1")))
     lost = SeatLost("1", 1, house.now, "its process ended (seen by worker 0 on the same host)")
     assert house.records(SeatLost) == [lost]
     assert house.invited().keys() == {"s0", "s2"}
     house.now += 0.1
-    house.receive("s2", PeerGone(house.credential("2"), "s1"))
+    house.receive("s2", Said(house.credential("2"), PeerGone("s1")))
     house.beat("1")  # was under way
     house.close("s1", gone=True)
     assert house.records(SeatLost) == []
@@ -122,7 +123,8 @@ def test_only_who_was_beside_it_can_have_seen_a_death(case: str) -> None:
     before = {node: house.seat(node).is_lost for node in "012"}
     credential = house.credential("0")
     house.receive(
-        witness, PeerGone(replace(credential, session="s0") if case == "a fenced witness" else credential, session)
+        witness,
+        Said(replace(credential, session="s0") if case == "a fenced witness" else credential, PeerGone(session)),
     )
     assert {node: house.seat(node).is_lost for node in "012"} == before
     assert house.records(SeatLost) == []
@@ -201,7 +203,7 @@ def test_the_loss_of_many_is_one_step() -> None:
 
 def test_last_words_are_the_reason() -> None:
     house = training_house()
-    house.receive("s1", LastWords(house.credential("1"), "CUDA out of memory", 41))
+    house.receive("s1", Said(house.credential("1"), LastWords("CUDA out of memory"), step=41))
     house.close("s1", gone=True)
     assert house.records(SeatLost)[0].reason == "CUDA out of memory"
     assert house.core.first_cause == (

@@ -6,8 +6,9 @@ import pytest
 
 from samebits.core.hangs import Hang
 from samebits.core.ledger import NAMED
-from samebits.core.messages import Activity, GiveUp, Heartbeat, Phase, Progress, RoundOpened, Still
+from samebits.core.messages import Activity, GiveUp, Heartbeat, RoundOpened, Said
 from samebits.core.progress import FIRST_STEPS_S
+from samebits.core.reports import Phase, Progress, StallReport
 from samebits.core.standstill import Member, judge, sentence
 from tests.core.house import House, training_house
 
@@ -22,7 +23,7 @@ def report(house: House, node: str, progress: Progress | None, step: int = STEP)
     """A heartbeat and, as an agent says it behind that, where its process stands."""
     house.beat(node, step=step)
     credential = house.credential(node)
-    house.receive(credential.session, Still(credential, house.core.state.generation_number, step, progress))
+    house.receive(credential.session, Said(credential, StallReport(progress), house.core.state.generation_number, step))
 
 
 def training_for_a_while(workers: int = 3, **changes: float | bool) -> House:
@@ -289,7 +290,7 @@ def test_what_is_said_of_another_generation_says_nothing() -> None:
             house.beat(node, step=STEP)
             credential = house.credential(node)
             progress = WAITS._replace(still_s=float(second))
-            house.receive(credential.session, Still(credential, 99, STEP, progress))
+            house.receive(credential.session, Said(credential, StallReport(progress), 99, STEP))
     assert house.notes == []
 
 
@@ -299,5 +300,5 @@ def test_where_many_stand_still_repeated_heartbeats_are_not_judged_anew() -> Non
     credential = house.credential("0")
     beat = Heartbeat(credential, 1, Activity.TRAINING, 1, None, STEP)
     house.receive(credential.session, beat)
-    house.receive(credential.session, Still(credential, 1, STEP, WAITS))
+    house.receive(credential.session, Said(credential, StallReport(WAITS), 1, STEP))
     assert house.core.repeats(credential.session, beat, house.now)

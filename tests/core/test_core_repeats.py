@@ -6,10 +6,11 @@ from collections.abc import Callable
 
 import pytest
 
-from samebits.core.messages import Activity, Credential, Heartbeat, LastWords, RoundId, RoundOpened
+from samebits.core.messages import Activity, Credential, Heartbeat, RoundId, RoundOpened, Said, StopJob
 from samebits.core.ready import Ready
 from samebits.core.repeats import MOST_A_SEAT, Repeats
-from samebits.core.scheduler import StopRequested, Tick
+from samebits.core.reports import LastWords
+from samebits.core.scheduler import Tick
 from samebits.core.values import replace
 from tests.core.house import House, policy, training_house
 
@@ -78,7 +79,7 @@ def test_only_its_own_session_repeats_a_heartbeat() -> None:
     house = training_house()
     message = known_beat(house)
     assert not is_repeated(house, message, session="s0")
-    assert not is_repeated(house, LastWords(message.sender, "text", 7))
+    assert not is_repeated(house, Said(message.sender, LastWords("text"), step=7))
 
 
 def test_a_step_is_new_where_training_is_not_what_goes_on() -> None:
@@ -100,7 +101,7 @@ def test_a_step_is_new_where_training_is_not_what_goes_on() -> None:
         lambda house: house.join("0", round_id=RoundId(1, 1)),
         lambda house: house.publish("0", b"blob"),
         lambda house: house.stall(60.0),
-        lambda house: house.step(StopRequested("the test")),
+        lambda house: house.step(StopJob("the test")),
         lambda house: house.beat("0", Activity.WAITING),
         lambda house: house.tick(6.0),
     ],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from samebits.core.ends import EndKind
 from samebits.core.lines import number_of, replaces, root_of, successor_of
-from samebits.core.messages import Activity, EndKind, Fenced, Refusal
+from samebits.core.messages import Activity, Fenced, Refusal
 from samebits.core.point import Point
 from samebits.core.records import (
     GenerationCommitted,

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samebits.core.messages import Copy, KeptCommit, LiveStep, Loan, OrphanedPage, Page, PageLoan, RoundId
+from samebits.core.messages import Copy, Holdings, KeptCommit, LiveStep, Loan, OrphanedPage, Page, PageLoan, RoundId
 from samebits.core.point import Point
 from samebits.core.records import Cut, GenerationCommitted
-from samebits.core.restore import Joined, Restore, choose, differing, lost_progress, lost_steps, must_look
+from samebits.core.restore import Restore, choose, differing, lost_progress, lost_steps, must_look
 from samebits.core.state import KEPT_CUTS, is_on_line, next_line
+from samebits.core.values import replace
 
 
 def committed(generation: int = 1, restore: Point | None = None, line: tuple[Cut, ...] = ()) -> GenerationCommitted:
     return GenerationCommitted(generation, RoundId(1, generation), (("0", 1),), restore, line, (), (0,))
 
 
-def holding(*held: list[tuple[int, int]], own_parts: tuple[int, ...] = ()) -> dict[int, Joined]:
+def holding(*held: list[tuple[int, int]], own_parts: tuple[int, ...] = ()) -> dict[int, Holdings]:
     """What the ranks bring: their (step, generation) points."""
     return {
-        rank: Joined(1, tuple(Point(*point) for point in points), rank in own_parts, ())
+        rank: Holdings(tuple(Point(*point) for point in points), rank in own_parts, ())
         for rank, points in enumerate(held)
     }
 
@@ -159,10 +158,10 @@ def test_at_one_step_the_later_generation_wins() -> None:
 # ---- memory
 
 
-def remembering(*lives: tuple[int, int] | None, own_parts: tuple[int, ...] = ()) -> dict[int, Joined]:
+def remembering(*lives: tuple[int, int] | None, own_parts: tuple[int, ...] = ()) -> dict[int, Holdings]:
     """What the ranks bring who have not looked at their disks."""
     return {
-        rank: Joined(1, (), rank in own_parts, (), None if live is None else Point(*live), looked=False)
+        rank: Holdings((), rank in own_parts, (), live=None if live is None else Point(*live), looked=False)
         for rank, live in enumerate(lives)
     }
 
@@ -188,7 +187,7 @@ def test_what_all_remember_is_sent_to_nobody() -> None:
 
 
 def test_memory_serves_before_disk() -> None:
-    joined = remembering((100, 1), None) | {2: Joined(1, (Point(100, 1),), False, ())}
+    joined = remembering((100, 1), None) | {2: Holdings((Point(100, 1),), False, ())}
     restore = choose(joined, committed())
     assert restore.served_by(0) == (1, 2)
     assert restore.text.endswith("in the memory of rank 0; sent to rank 1, 2")
@@ -215,7 +214,7 @@ def test_what_a_generation_started_from_is_as_far_as_it_came() -> None:
 def test_of_two_commits_after_one_step_the_later_is_meant() -> None:
     """At an epoch's end: whoever has made one commit more has another epoch and data position."""
     joined = {
-        rank: Joined(1, (), False, (), Point(100, 1), looked=False, commits=commits)
+        rank: Holdings((), False, (), live=Point(100, 1), looked=False, commits=commits)
         for rank, commits in enumerate((100, 101, 100))
     }
     restore = choose(joined, committed())
@@ -225,8 +224,8 @@ def test_of_two_commits_after_one_step_the_later_is_meant() -> None:
 @pytest.mark.parametrize(("own_parts", "source"), [(False, 0), (True, 1)])
 def test_a_disk_has_the_first_commit_of_a_step_and_a_memory_the_last(own_parts: bool, source: int) -> None:
     joined = {
-        0: Joined(1, (), own_parts, (), Point(100, 1), commits=101),
-        1: Joined(1, (Point(100, 1),), own_parts, ()),
+        0: Holdings((), own_parts, (), live=Point(100, 1), commits=101),
+        1: Holdings((Point(100, 1),), own_parts, ()),
     }
     assert choose(joined, committed()).source_of(1) == source
 
@@ -338,7 +337,7 @@ def test_differing_shows_both_values(
 # ---- copies that buddies keep
 
 
-def keeping(joined: dict[int, Joined], rank: int, *copies: tuple[int, tuple[int, int]]) -> dict[int, Joined]:
+def keeping(joined: dict[int, Holdings], rank: int, *copies: tuple[int, tuple[int, int]]) -> dict[int, Holdings]:
     """This rank keeps (slot, (step, generation)) of others."""
     kept = tuple(Copy(slot, Point(*point)) for slot, point in copies)
     return joined | {rank: replace(joined[rank], copies=kept)}
@@ -369,7 +368,7 @@ def test_a_rank_goes_by_its_own_point_before_its_copy() -> None:
 
 
 def test_a_copy_comes_with_its_own_parts_also_where_a_memory_has_the_point() -> None:
-    joined = holding([], [], own_parts=(0, 1)) | {1: Joined(1, (), True, (), Point(20, 1), commits=20)}
+    joined = holding([], [], own_parts=(0, 1)) | {1: Holdings((), True, (), live=Point(20, 1), commits=20)}
     restore = choose(keeping(joined, 1, (0, (20, 1))), committed())
     assert (restore.source_of(0), restore.lent_by(1), restore.served_by(1)) == (1, (Loan(0, 0),), ())
     assert restore.text == (
@@ -420,12 +419,11 @@ def test_every_source_holds_what_it_sends(data: st.DataObject) -> None:
     points = st.lists(POINTS, max_size=3, unique=True).map(tuple)
     copies = st.lists(st.builds(Copy, st.integers(0, size), POINTS), max_size=4, unique=True).map(tuple)
     joined = {
-        rank: Joined(
-            1,
+        rank: Holdings(
             data.draw(points),
             data.draw(st.booleans()),
             (),
-            data.draw(st.none() | POINTS),
+            live=data.draw(st.none() | POINTS),
             commits=data.draw(st.integers(0, 2)),
             copies=data.draw(copies),
         )
@@ -459,13 +457,13 @@ def page(last: int, collectives: int = 3, *, generation: int = 1, draws_late: bo
     return Page(commits, generation, last + 1, collectives, draws_late)
 
 
-def survivors(step: int, *steps: LiveStep | None, brought: Page | None) -> dict[int, Joined]:
+def survivors(step: int, *steps: LiveStep | None, brought: Page | None) -> dict[int, Holdings]:
     """Rank 0 has just come, with this page; the others remember the commit of ``step``."""
     lives = {
-        rank: Joined(1, (), True, (), Point(step, 1), looked=False, commits=step, live_step=one)
+        rank: Holdings((), True, (), live=Point(step, 1), looked=False, commits=step, live_step=one)
         for rank, one in enumerate(steps, start=1)
     }
-    return {0: Joined(1, (), True, (), looked=False, page=brought)} | lives
+    return {0: Holdings((), True, (), looked=False, page=brought)} | lives
 
 
 @pytest.mark.parametrize(
@@ -527,7 +525,7 @@ def test_one_peer_that_saw_another_number_of_collectives_is_enough_to_go_back() 
 
 def test_a_survivor_that_is_a_step_behind_goes_on_with_the_generators_of_its_own_page() -> None:
     joined = survivors(20, LiveStep(3, False), brought=page(20))
-    joined[2] = Joined(1, (), True, (), Point(19, 1), looked=False, commits=19, page=page(19))
+    joined[2] = Holdings((), True, (), live=Point(19, 1), looked=False, commits=19, page=page(19))
     assert not must_look(joined, committed())
     restore = choose(joined, committed())
     assert (restore.point, restore.by_page, restore.served_by(1)) == (Point(20, 1), {0, 2}, (0, 2))
@@ -535,8 +533,8 @@ def test_a_survivor_that_is_a_step_behind_goes_on_with_the_generators_of_its_own
 
 def test_a_page_is_not_asked_where_only_disks_have_the_point() -> None:
     joined = {
-        0: Joined(1, (), True, (), page=page(20)),
-        1: Joined(1, (Point(20, 1),), True, ()),
+        0: Holdings((), True, (), page=page(20)),
+        1: Holdings((Point(20, 1),), True, ()),
     }
     restore = choose(joined, committed())
     assert restore.by_page == frozenset()
@@ -545,7 +543,7 @@ def test_a_page_is_not_asked_where_only_disks_have_the_point() -> None:
 
 def test_who_lacks_every_point_but_has_a_page_takes_no_derived_numbers() -> None:
     joined = survivors(20, LiveStep(3, False), brought=page(20))
-    joined[2] = Joined(1, (), True, ())
+    joined[2] = Holdings((), True, ())
     restore = choose(joined, committed())
     assert (restore.point, restore.by_page) == (Point(20, 1), {0})
     assert "(the RNG state of rank 2 is lost" in restore.text

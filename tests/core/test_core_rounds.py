@@ -4,17 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.messages import (
-    Activity,
-    EndJob,
-    EndKind,
-    GenerationStarted,
-    Loan,
-    Place,
-    Process,
-    RoundId,
-    RoundOpened,
-)
+from samebits.core.ends import EndKind
+from samebits.core.messages import Activity, EndJob, GenerationStarted, Loan, Place, Process, RoundId, RoundOpened
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, JobInterrupted
 from samebits.core.rendezvous import MOST_FAILURES

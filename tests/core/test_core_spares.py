@@ -5,16 +5,15 @@ from __future__ import annotations
 import pytest
 
 from samebits.core.ending import END_GRACE_S
+from samebits.core.ends import EndKind
 from samebits.core.messages import (
     PROTOCOL,
     Activity,
     Admitted,
     EndJob,
-    EndKind,
     Fenced,
     Finished,
     GenerationStarted,
-    PeerGone,
     Place,
     Process,
     Refusal,
@@ -22,6 +21,7 @@ from samebits.core.messages import (
     Register,
     RoundId,
     RoundOpened,
+    Said,
     Standing,
 )
 from samebits.core.point import Point
@@ -39,6 +39,7 @@ from samebits.core.records import (
     SpareAdmitted,
     TrainingFinished,
 )
+from samebits.core.reports import PeerGone
 from tests.core.house import JOB_NAME, SETTINGS, House, policy
 
 
@@ -532,7 +533,7 @@ def test_a_death_that_was_known_says_nothing_of_whose_connection_is_closed() -> 
     house.close("s2", gone=True)
     house.close("s1")  # perhaps it comes back: it has its grace
     house.join("10", place=Place(3, 3, 4))
-    house.receive("s0", PeerGone(house.credential("0"), "s2"))
+    house.receive("s0", Said(house.credential("0"), PeerGone("s2")))
     assert house.seat("2").is_lost and not house.seat("1").is_lost
     house.tick(house.policy.reconnect_grace_s)
     assert house.seat("1").is_lost

@@ -8,8 +8,9 @@ from collections.abc import Callable
 import pytest
 
 from samebits.core import pace
-from samebits.core.messages import MAX_STEP_US, Activity, Ailment, Depart, Paced, Process, Sign, StepTime, Unwell
+from samebits.core.messages import Activity, Depart, Process, Said
 from samebits.core.pace import STEPS, Slowness, compare, mean_of, sentence
+from samebits.core.reports import MAX_STEP_US, Ailment, HealthReport, Sign, StepTime, StepTiming
 from samebits.core.stragglers import LOOK_S
 from tests.core.house import House, policy
 
@@ -121,7 +122,7 @@ def tell(house: House, times: dict[str, StepTime], *, steps: int = STEPS, genera
     for node, time in times.items():
         credential = house.credential(node)
         number = house.core.state.generation_number if generation is None else generation
-        asked += house.receive(credential.session, Paced(credential, number, steps, time)).sends
+        asked += house.receive(credential.session, Said(credential, StepTiming(steps, time), number)).sends
     asked += house.tick(LOOK_S).sends
     return [send.session for send in asked if isinstance(send.message, Depart)]
 
@@ -202,7 +203,7 @@ def test_nobody_is_swapped_otherwise(why: str) -> None:
         house.beat("3", Activity.SEATED)
     if why in ("spare is unwell", "another is asked already"):
         credential = house.credential("3" if why == "spare is unwell" else "1")
-        house.receive(credential.session, Unwell(credential, full))
+        house.receive(credential.session, Said(credential, HealthReport(full)))
         house.tick(0.1)
     assert tell(house, SLOW) == (["s1"] if why == "another is asked already" else [])
 

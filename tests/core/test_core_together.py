@@ -12,7 +12,6 @@ from samebits.core.agent_events import (
     Addressed,
     AgentEvent,
     Began,
-    Compared,
     Completed,
     Connected,
     Disconnected,
@@ -20,13 +19,15 @@ from samebits.core.agent_events import (
     Heard,
     Leaving,
     Mapped,
+    Observed,
     Over,
     Passed,
     Trains,
 )
-from samebits.core.messages import FINAL, SCHEMA, Activity, Digest, FromScheduler, FromWorker, Process, ProcessEnded
+from samebits.core.messages import SCHEMA, Activity, FromScheduler, FromWorker, Holdings, Process, ProcessEnded
 from samebits.core.point import Point
-from samebits.core.scheduler import EndSeen, Received
+from samebits.core.reports import FINAL, Digest, Digests
+from samebits.core.scheduler import Received
 from tests.core.house import JOB_NAME, NUMERICS, SETTINGS, House, policy
 
 
@@ -48,7 +49,7 @@ class Room:
         identity = AgentPolicy(node, session, Process("host-a", 1, 1, "cpu"), JOB_NAME, SETTINGS)
         self.agents[session] = AgentCore(identity, self.house.now)
         self.do(session, Connected())
-        self.do(session, Entered((), False, NUMERICS))
+        self.do(session, Entered(Holdings((), False, NUMERICS)))
 
     def do(self, session: str, event: AgentEvent) -> None:
         ready = self.agents[session].step(event, self.house.now)
@@ -117,7 +118,7 @@ class Room:
         assert self.activities() == {Activity.TRAINING}
         assert self.house.core.phase() == "training" and self.house.core.state.term == 2
         for session, agent in self.agents.items():
-            self.do(session, Compared((Digest(Point(60, agent.generation), FINAL, b"same"),)))
+            self.do(session, Observed(Digests.of((Digest(Point(60, agent.generation), FINAL, b"same"),))))
             self.do(session, Completed(agent.generation, 60))
         self.settle()
         self.pass_time(4)
@@ -149,7 +150,7 @@ def test_any_one_message_may_be_disturbed(at: int, fate: str) -> None:
         room.pass_time(20)
         for node in "01":
             process = room.house.seat(node).process
-            room.house.step(EndSeen(ProcessEnded(node, *process[:3], "ended with status 0", status=0)))
+            room.house.step(ProcessEnded(node, *process[:3], "ended with status 0", status=0))
     assert room.house.core.state.finished
 
 

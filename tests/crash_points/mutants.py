@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from samebits.store import durable, journal, owner, step_log
-from samebits.store.checkpoint.local import folder
+from samebits.store.checkpoint import folder
 from samebits.store.lock import HOLDER_FILE, DirectoryLock
 from samebits.store.term_claim import TermClaim
 

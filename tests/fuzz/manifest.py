@@ -15,10 +15,15 @@ import xxhash
 
 from samebits.core.point import Point
 from samebits.errors import CheckpointError
-from samebits.store.checkpoint.format import safetensors_header
-from samebits.store.checkpoint.format.manifest import Manifest, PointHeader, decode_manifest, encode_manifest
-from samebits.store.checkpoint.format.safetensors_header import LENGTH_BYTES
-from samebits.store.checkpoint.format.tensor_part import TensorPart
+from samebits.store.checkpoint import point_format
+from samebits.store.checkpoint.point_format import (
+    LENGTH_BYTES,
+    Manifest,
+    PointHeader,
+    TensorPart,
+    decode_manifest,
+    encode_manifest,
+)
 
 GOOD = Manifest(
     header=PointHeader("job", Point(40, 3), world_size=4, rank=1, slot=1, node="1"),
@@ -95,8 +100,8 @@ def _shape(tree: Any) -> Any:
 
 def _check_header(data: bytes) -> None:
     try:
-        length = safetensors_header.decode_header_length(data[:LENGTH_BYTES], len(data))
-        entries = safetensors_header.decode_header(data[LENGTH_BYTES : LENGTH_BYTES + length], len(data))
+        length = point_format.decode_header_length(data[:LENGTH_BYTES], len(data))
+        entries = point_format.decode_header(data[LENGTH_BYTES : LENGTH_BYTES + length], len(data))
     except CheckpointError as error:
         assert str(error)
         return
@@ -112,4 +117,4 @@ def seeds() -> Iterator[bytes]:
     for index, value in enumerate(FIELDS.values()):
         yield bytes([2, index]) + value
     parts = [TensorPart("w", "F32", (2, 3), bytes(24)), TensorPart("b", "BF16", (3,), bytes(6))]
-    yield b"\3" + safetensors_header.encode_header(parts) + bytes(30)
+    yield b"\3" + point_format.encode_header(parts) + bytes(30)

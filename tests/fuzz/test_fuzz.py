@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from samebits import config
 from samebits.errors import JournalDamagedError
 from samebits.store import journal_format
-from samebits.store.checkpoint.format.manifest import Manifest
+from samebits.store.checkpoint.point_format import Manifest
 from samebits.store.journal import JOURNAL_FILE, Journal, read_journal
 from tests.fuzz import environment, journal_file, manifest
 from tests.fuzz.targets import TARGETS

@@ -28,18 +28,18 @@ from samebits.core.messages import (
     Activity,
     Credential,
     Heartbeat,
+    Holdings,
     Join,
-    LastWords,
     Leave,
-    PeerGone,
     Process,
     Publish,
     Register,
     RoundId,
-    SavedPoints,
+    Said,
     StatusQuery,
 )
 from samebits.core.point import Point
+from samebits.core.reports import LastWords, PeerGone, SavedPoints
 from samebits.net.copies import SCHEMA as COPIES
 from samebits.net.copies import Offer, Piece
 from samebits.net.curve import derive_keys
@@ -169,12 +169,12 @@ class Besiegers:
             Register(PROTOCOL, self._target.job, "", node, session, chance.randrange(9), process, pairs),
             Register(PROTOCOL, "", "", node, session, 0, Process("elsewhere", 1, 1, "cpu"), pairs),
             Heartbeat(sender, 1, chance.choice(list(Activity)), chance.randrange(4), RoundId(1, 1), 10**6),
-            Join(sender, RoundId(1, chance.randrange(3)), (Point(10**9, 1),), True, (("threads", "9"),)),
+            Join(sender, RoundId(1, chance.randrange(3)), Holdings((Point(10**9, 1),), True, (("threads", "9"),))),
             Publish(sender, 1, b"somewhere else"),
-            SavedPoints(sender, (Point(10**9, 9),)),
-            LastWords(sender, "nothing of the kind", 1),
+            Said(sender, SavedPoints((Point(10**9, 9),))),
+            Said(sender, LastWords("nothing of the kind"), step=1),
             Leave(sender, True, "status 0"),
-            PeerGone(sender, session),
+            Said(sender, PeerGone(session)),
         ]
         return chance.choice(lies)
 

@@ -18,15 +18,8 @@ FROM_ANYBODY = (
     messages.Join,
     messages.KeyCall,
     messages.Publish,
-    messages.LastWords,
     messages.Leave,
-    messages.PeerGone,
-    messages.SavedPoints,
-    messages.Still,
-    messages.Unwell,
-    messages.Oddity,
-    messages.Paced,
-    messages.Figures,
+    messages.Said,
     messages.StatusQuery,
     messages.Decision,
     messages.ProcessEnded,
@@ -66,8 +59,8 @@ def _field(name: str, hint: Any, known: dict[str, Sequence[Any]]) -> st.SearchSt
 def _value(hint: Any, known: dict[str, Sequence[Any]]) -> st.SearchStrategy[Any]:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        (inner,) = [argument for argument in arguments if argument is not type(None)]
-        return st.none() | _value(inner, known)
+        inner = st.one_of([_value(argument, known) for argument in arguments if argument is not type(None)])
+        return st.none() | inner if type(None) in arguments else inner
     if origin is tuple and arguments[1:] == (Ellipsis,):
         return st.lists(_value(arguments[0], known), max_size=4).map(tuple)
     if origin is tuple:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from samebits.core import key_records, messages, records
 from samebits.core.ledger import Policy
-from samebits.core.messages import PROTOCOL, Activity, Credential, Heartbeat, Join, Process, Register, RoundId
+from samebits.core.messages import PROTOCOL, Activity, Credential, Heartbeat, Holdings, Join, Process, Register, RoundId
 from samebits.core.point import Point
 from samebits.core.ready import Ready
 from samebits.core.scheduler import Closed, SchedulerCore, Stalled, Tick
@@ -131,7 +131,7 @@ class Scheduler:
             self.says(session, Register(PROTOCOL, "", "digits", node, session, 0, process, SETTINGS))
         for node, session in (("0", "s0"), ("1", "s1")):
             sender = Credential(JOB, node, session, 1)
-            self.says(session, Join(sender, RoundId(1, 1), (), False, NUMERICS, b"here"))
+            self.says(session, Join(sender, RoundId(1, 1), Holdings((), False, NUMERICS, b"here")))
         for node, session in (("0", "s0"), ("1", "s1")):
             sender = Credential(JOB, node, session, 1)
             self.says(session, Heartbeat(sender, 1, Activity.TRAINING, 1, RoundId(1, 1), 5))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.messages import (
+from samebits.core.messages import Credential, Said
+from samebits.core.point import Point
+from samebits.core.reports import (
     MAX_DIGESTS,
     MAX_PART_CHARS,
     MAX_PARTS,
     MAX_SAVED_POINTS,
-    Credential,
     Digest,
     Digests,
     Part,
@@ -17,9 +18,8 @@ from samebits.core.messages import (
     Phase,
     Progress,
     SavedPoints,
-    Still,
+    StallReport,
 )
-from samebits.core.point import Point
 from tests.hostile.attackers import objection
 
 SENDER = Credential("job", "1", "session", 1)
@@ -33,8 +33,8 @@ def part(name: str = "model.weight", value: str = "00") -> Part:
 def test_what_a_worker_says_is_believed() -> None:
     most = Digest(POINT, 1, bytes(16), bytes(16), True, (part("x" * MAX_PART_CHARS),) * MAX_PARTS)
     few = Digest(POINT, 1, bytes(16))
-    assert objection(Digests(SENDER, (most, *(few,) * (MAX_DIGESTS - 1)))) is None  # one is explained at a time
-    assert objection(SavedPoints(SENDER, (POINT,) * MAX_SAVED_POINTS)) is None
+    assert objection(Said(SENDER, Digests((most, *(few,) * (MAX_DIGESTS - 1))))) is None  # one is explained at a time
+    assert objection(Said(SENDER, SavedPoints((POINT,) * MAX_SAVED_POINTS))) is None
 
 
 @pytest.mark.parametrize(
@@ -51,19 +51,19 @@ def test_what_a_worker_says_is_believed() -> None:
     ids=["many", "long", "long loose", "parts", "long name", "escape", "lines"],
 )
 def test_what_none_says_is_not(digests: tuple[Digest, ...]) -> None:
-    assert objection(Digests(SENDER, digests)) is not None
+    assert objection(Said(SENDER, Digests(digests))) is not None
 
 
 def test_more_points_than_are_said_are_not_believed() -> None:
-    assert objection(SavedPoints(SENDER, (POINT,) * (MAX_SAVED_POINTS + 1))) is not None
+    assert objection(Said(SENDER, SavedPoints((POINT,) * (MAX_SAVED_POINTS + 1)))) is not None
 
 
 STILL = Progress(Phase.USER, 1, 1, 2.0, 1.0, rests=True, place="train.py:46 (time.sleep)")
 
 
 def test_where_a_worker_stands_is_believed() -> None:
-    assert objection(Still(SENDER, 1, 1, STILL)) is None
-    assert objection(Still(SENDER, 1, 1, None)) is None
+    assert objection(Said(SENDER, StallReport(STILL), 1, 1)) is None
+    assert objection(Said(SENDER, StallReport(None), 1, 1)) is None
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,4 @@ def test_where_a_worker_stands_is_believed() -> None:
     ],
 )
 def test_where_no_worker_stands_is_not(progress: Progress) -> None:
-    assert objection(Still(SENDER, 1, 1, progress)) is not None
+    assert objection(Said(SENDER, StallReport(progress), 1, 1)) is not None

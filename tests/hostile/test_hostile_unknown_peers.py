@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from samebits.core.messages import (
-    MAX_ITEMS,
     PROTOCOL,
     SCHEMA,
     Activity,
     Credential,
     Heartbeat,
+    Holdings,
     Join,
     Process,
     Register,
@@ -21,7 +21,7 @@ from samebits.core.messages import (
 )
 from samebits.core.point import Point
 from samebits.core.ready import Level, Note
-from samebits.core.values import replace
+from samebits.core.values import MAX_ITEMS, replace
 from samebits.errors import ProtocolError
 from samebits.net.server import Rejection
 from samebits.service.unknown_peers import (
@@ -151,10 +151,10 @@ def test_other_messages_are_bounded_too() -> None:
 def test_no_list_is_longer_than_a_message_has() -> None:
     def join(points: int) -> bytes:
         sender = Credential("job", "1", "session", 1)
-        return SCHEMA.pack(Join(sender, RoundId(1, 1), (Point(1, 1),) * points, False, ()))
+        return SCHEMA.pack(Join(sender, RoundId(1, 1), Holdings((Point(1, 1),) * points, False, ())))
 
-    assert len(SCHEMA.unpack(join(MAX_ITEMS)).points) == MAX_ITEMS  # type: ignore[union-attr]
-    with pytest.raises(ProtocolError, match=r"length <= 4096 - at `\$\[3\]`"):
+    assert len(SCHEMA.unpack(join(MAX_ITEMS)).holdings.points) == MAX_ITEMS  # type: ignore[union-attr]
+    with pytest.raises(ProtocolError, match=r"length <= 4096 - at `\$\[3\]\[0\]`"):
         SCHEMA.unpack(join(MAX_ITEMS + 1))
     with pytest.raises(ProtocolError, match="at most 10 are accepted"):
         SCHEMA.unpack(bytes(11), 10)

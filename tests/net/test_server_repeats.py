@@ -10,18 +10,8 @@ import pytest
 import zmq
 
 from samebits.core import messages
-from samebits.core.messages import (
-    MAX_ID_CHARS,
-    MAX_NODE_CHARS,
-    Activity,
-    AddressMap,
-    Credential,
-    Heartbeat,
-    RoundId,
-    RoundOpened,
-    StopJob,
-)
-from samebits.core.values import replace
+from samebits.core.messages import Activity, AddressMap, Credential, Heartbeat, RoundId, RoundOpened, StopJob
+from samebits.core.values import MAX_ID_CHARS, MAX_NODE_CHARS, replace
 from samebits.net.address import endpoint
 from samebits.net.client import Got
 from samebits.net.server import MAX_REPEATED_BYTES, SHARED_BYTES, Arrived, Garbled, Lost

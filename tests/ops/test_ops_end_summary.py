@@ -12,14 +12,14 @@ import pytest
 
 from samebits import config
 from samebits.core.audits import Fault, Follows, Known, Roles, sentence, why_it_ends
+from samebits.core.ends import EndKind
 from samebits.core.events import Event, Kind
 from samebits.errors import UnequalError
 from samebits.launcher import job_spec
 from samebits.launcher.end_summary import _fix, say
-from samebits.launcher.exit_report import EXIT_CODES, Verdict
+from samebits.launcher.exit_report import Verdict
 from samebits.launcher.following import Following, Result
 from samebits.launcher.job_spec import JobSpec
-from samebits.launcher.job_view import EndKind
 from samebits.launcher.progress import Screen
 from samebits.service.events import line_of
 from samebits.store.event_log import EventLog
@@ -34,7 +34,7 @@ THREADS = "worker 1 (pid 7) ended with status 69: threads is 2 here and 1 there.
         (Verdict.unfinished(EndKind.SCRIPT_FAILED, "worker 1 failed at train.py:3: ValueError: x"), "correct the scri"),
         (Verdict.unfinished(EndKind.SCRIPT_FAILED, FULL), "do what that message says, then "),
         (Verdict(EndKind.INTERRUPTED, THREADS, 69), "do what that message says, then "),
-        (Verdict(EndKind.INTERRUPTED, "every worker was killed", EXIT_CODES[EndKind.INTERRUPTED]), "bash "),
+        (Verdict(EndKind.INTERRUPTED, "every worker was killed", EndKind.INTERRUPTED.exit_code), "bash "),
     ],
 )
 def test_an_error_of_ours_is_not_mended_in_the_script(tmp_path: Path, verdict: Verdict, told: str) -> None:

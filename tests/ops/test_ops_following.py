@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from samebits.core.ends import EndKind
 from samebits.launcher.exit_report import GATHER_OWN_S, GATHER_S, MOST_WAYS, NAMED, End, sentence, sentences
 from samebits.launcher.following import Following, Result
-from samebits.launcher.job_view import EndKind, JobView, Presence
+from samebits.launcher.job_view import JobView, Presence
 from samebits.launcher.processes import Death
 from samebits.store.process_identity import ProcessIdentity
 from samebits.tracebacks import Failure

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from samebits.core.ends import EndKind
 from samebits.errors import JobFailedError
-from samebits.launcher.job_view import EndKind, JobView, Presence, WorkerView
+from samebits.launcher.job_view import JobView, Presence, WorkerView
 from samebits.launcher.recovering import Recovery, Remains, plan_recovery
 from samebits.store.process_identity import ProcessIdentity
 from tests.ops.views import HOST, interruption, process, view, worker

@@ -12,7 +12,7 @@ from samebits.commands.ckpt.command import main as ckpt
 from samebits.commands.run import prepare
 from samebits.commands.run.prepare import Found, _checkpoints
 from samebits.errors import ForeignFolderError, UsageError
-from samebits.store.checkpoint.remote.remote_points import RemotePointStore
+from samebits.store.checkpoint.remote_points import RemotePointStore
 from tests.store.checkpoint.remote.remote_points import save
 from tests.store.points import JOB
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from samebits import config
-from samebits.core.agent_events import Entered
-from samebits.core.messages import FINAL, Digest, Figure
+from samebits.core.messages import Holdings
 from samebits.core.point import Point
+from samebits.core.reports import FINAL, Digest, Figure
 from samebits.errors import GenerationEndedError, HostsUpdatedInterrupt, JobStoppedError, SameBitsError
 from samebits.service import log
 from samebits.service.agent import Agent
@@ -105,7 +105,7 @@ def train(agent: Agent, options: argparse.Namespace, claim: Callable[[int], obje
     while True:
         departure.waits = True
         departure.obey()
-        place = agent.enter(Entered(tuple(points), False, ()))
+        place = agent.enter(Holdings(tuple(points), False, ()))
         departure.waits = False
         if isinstance(place, Point):
             return place

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from samebits.launcher.job_view import EndKind, Interruption, JobView, Presence, WorkerView
+from samebits.core.ends import EndKind
+from samebits.launcher.job_view import Interruption, JobView, Presence, WorkerView
 from samebits.store.process_identity import ProcessIdentity
 
 HOST = "here"

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from samebits import config
 from samebits.config import Settings
-from samebits.core.agent_events import Entered
-from samebits.core.messages import FINAL, Digest, GenerationStarted
+from samebits.core.messages import GenerationStarted, Holdings
 from samebits.core.point import Point
 from samebits.core.ready import Ended
+from samebits.core.reports import FINAL, Digest
 from samebits.service.agent import Agent
 from samebits.service.scheduler import SchedulerService
 from tests.system.processes import free_port
@@ -80,7 +80,7 @@ class House:
         """All of them enter, and get their places."""
 
         def enter(agent: Agent) -> GenerationStarted:
-            place = agent.enter(Entered((), False, NUMERICS))
+            place = agent.enter(Holdings((), False, NUMERICS))
             assert isinstance(place, GenerationStarted)
             return place
 

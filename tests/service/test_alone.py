@@ -10,8 +10,7 @@ import pytest
 from samebits import config
 from samebits.config import Settings
 from samebits.core import records
-from samebits.core.agent_events import Entered
-from samebits.core.messages import GenerationStarted
+from samebits.core.messages import GenerationStarted, Holdings
 from samebits.core.point import Point
 from samebits.errors import ForeignFolderError, LockedError, StoreError
 from samebits.net.client import Client, Got, ShutOut
@@ -33,7 +32,7 @@ def trained(scheduler: SchedulerThread, *, to_the_end: bool) -> GenerationStarte
     agent = Agent(scheduler.settings, "test", "cpu")
     admitted = agent.register()
     assert (admitted.slot, admitted.world_size) == (0, 1)
-    place = agent.enter(Entered((), False, NUMERICS))
+    place = agent.enter(Holdings((), False, NUMERICS))
     assert isinstance(place, GenerationStarted)
     agent.publish(place.generation, b"address")
     list(agent.address_map(place.generation))

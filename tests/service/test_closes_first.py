@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from samebits.core.messages import Credential, LastWords
-from samebits.core.scheduler import Closed, Event, Received, Stalled, StopRequested
+from samebits.core.messages import Credential, Said, StopJob
+from samebits.core.reports import LastWords
+from samebits.core.scheduler import Closed, Event, Received, Stalled
 from samebits.service.scheduler import closes_first
 
 
 def said(session: str, step: int = 0) -> Received:
-    return Received(session, LastWords(Credential("job", session, session, 1), "", step))
+    return Received(session, Said(Credential("job", session, session, 1), LastWords(""), step=step))
 
 
 def test_what_the_closed_ones_said_comes_before_their_close_and_the_others_after() -> None:
@@ -27,8 +28,8 @@ def test_what_the_closed_ones_said_comes_before_their_close_and_the_others_after
 
 
 def test_what_nobody_said_keeps_its_place_before_the_closes() -> None:
-    events: list[Event] = [Stalled(3.0), StopRequested("somebody"), said("b"), Closed("a", gone=True)]
-    assert closes_first(events) == [[Stalled(3.0), StopRequested("somebody"), Closed("a", gone=True)], [said("b")]]
+    events: list[Event] = [Stalled(3.0), StopJob("somebody"), said("b"), Closed("a", gone=True)]
+    assert closes_first(events) == [[Stalled(3.0), StopJob("somebody"), Closed("a", gone=True)], [said("b")]]
 
 
 def test_without_a_close_nothing_is_set_apart() -> None:

@@ -21,8 +21,7 @@ from samebits.net.curve import derive_keys
 from samebits.service import copy_sender
 from samebits.service.buddy import Brief, CopyListener, brief_of
 from samebits.service.writer_process import Copies
-from samebits.store.checkpoint import MemoryRoom, points_in_memory, verify
-from samebits.store.checkpoint.memory import memory_buffer
+from samebits.store.checkpoint import MemoryRoom, memory_buffer, points_in_memory, verify
 from samebits.store.process_identity import ProcessIdentity
 from tests.store.points import JOB
 from tests.store.slots import fill, fill_and_hash, hash_slot

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from samebits.core.health import HealthWatch, Reading, said
-from samebits.core.messages import Ailment, Sign
+from samebits.core.reports import Ailment, HealthReport, Sign
 from samebits.errors import PreflightError
 from samebits.service.health import host_health
 from samebits.service.health.device_look import DeviceMemory, DeviceReadings, WatchedDevice, limits_of
@@ -145,8 +145,8 @@ def test_a_tool_that_hangs_holds_up_neither_the_looks_at_the_host_nor_their_tell
     told: list[tuple[Ailment, ...]] = []
     heard = threading.Event()
 
-    def take(ailments: tuple[Ailment, ...]) -> None:
-        told.append(ailments)
+    def take(report: HealthReport) -> None:
+        told.append(report.ailments)
         if (tmp_path / "asked").exists() and len(told) > 3:
             heard.set()
 
@@ -162,8 +162,8 @@ def test_the_device_is_told_with_the_host(tool: Tool, tmp_path: Path) -> None:
     settings = settings_with(tmp_path, HEALTH="every=0.1,disk=tell:0.000001,cpu=off")
     both = threading.Event()
 
-    def take(ailments: tuple[Ailment, ...]) -> None:
-        if {Sign.DISK, Sign.DEVICE_ERRORS} <= {one.sign for one in ailments}:
+    def take(report: HealthReport) -> None:
+        if {Sign.DISK, Sign.DEVICE_ERRORS} <= {one.sign for one in report.ailments}:
             both.set()
 
     look = HealthLook(settings, take)
@@ -176,7 +176,7 @@ def test_the_device_is_told_with_the_host(tool: Tool, tmp_path: Path) -> None:
 def test_what_is_off_is_not_looked_at(tool: Tool, tmp_path: Path) -> None:
     off = {"HEALTH": ",".join(f"device_{one}=off" for one in ("errors", "heat", "slowed", "memory", "shared"))}
     assert limits_of(settings_with(tmp_path, **off)) == {}
-    look = HealthLook(settings_with(tmp_path, **off), lambda ailments: None)
+    look = HealthLook(settings_with(tmp_path, **off), lambda report: None)
     look.watch_device(Card().watched)
     assert look._device is None
 

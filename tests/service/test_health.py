@@ -10,9 +10,9 @@ import psutil
 import pytest
 
 from samebits import config
-from samebits.core.messages import Ailment, Figure, Sign
+from samebits.core.reports import Ailment, Figure, HealthReport, Sign
 from samebits.service.health.host_health import SHARED_MEMORY, HealthLook, Usage, limits_of, places_of, readings
-from samebits.store.checkpoint.memory.available_memory import taken_share
+from samebits.store.checkpoint.memory_buffer import taken_share
 from tests.service.house import PATIENCE_S, House
 
 
@@ -63,8 +63,8 @@ def test_it_is_told_after_two_looks_and_again_while_it_lasts(tmp_path: Path) -> 
     told: list[tuple[Ailment, ...]] = []
     twice = threading.Event()
 
-    def take(ailments: tuple[Ailment, ...]) -> None:
-        told.append(ailments)
+    def take(report: HealthReport) -> None:
+        told.append(report.ailments)
         if len(told) == 2:
             twice.set()
 
@@ -99,7 +99,7 @@ def test_what_a_worker_uses_is_told_where_the_world_may_change_its_size(tmp_path
         found.append(usage)
         heard.set()
 
-    look = HealthLook(elastic, lambda ailments: None, take)
+    look = HealthLook(elastic, lambda report: None, take)
     look.start()
     assert heard.wait(PATIENCE_S)
     look.stop()

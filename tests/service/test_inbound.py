@@ -7,7 +7,6 @@ import pytest
 from samebits.core.cause_kinds import Observation
 from samebits.core.hangs import Doing, Sight
 from samebits.core.messages import SCHEMA, Decision, ProcessEnded
-from samebits.core.scheduler import Decided, EndSeen, SightTold
 from samebits.core.values import replace
 from samebits.net.server import Arrived
 from samebits.service import clock
@@ -26,7 +25,7 @@ def test_so_many_decisions_are_taken_in_a_while_and_more_after_it(monkeypatch: p
 
     def taken() -> int:
         events = [inbound.event_of(Arrived("peer", Decision("text", ()))) for _ in range(2 * MOST_DECISIONS)]
-        assert {event for event in events if event is not None} <= {Decided("text", ())}
+        assert {event for event in events if event is not None} <= {Decision("text", ())}
         return sum(event is not None for event in events)
 
     assert taken() == MOST_DECISIONS
@@ -41,7 +40,7 @@ def test_of_ends_of_processes_so_many_are_taken_and_only_in_printable_words(monk
     inbound = Inbound(Line(), Followers(), UnknownPeers())
     end = ProcessEnded("1", "host", 7, 1, "was killed by signal 9 (SIGKILL)", signal=9)
     taken = [inbound.event_of(Arrived("peer", end)) for _ in range(2 * MOST_ENDS)]
-    assert taken == [EndSeen(end)] * MOST_ENDS + [None] * MOST_ENDS
+    assert taken == [end] * MOST_ENDS + [None] * MOST_ENDS
     for liar in (replace(end, text="\x1b[2J"), replace(end, error="a\nb"), replace(end, host="\x07")):
         assert Inbound(Line(), Followers(), UnknownPeers()).event_of(Arrived("peer", liar)) is None
 
@@ -57,6 +56,6 @@ def test_what_a_follower_tells_of_a_death_fits_whatever_its_log_said() -> None:
 def test_what_is_seen_of_a_process_is_taken_in_printable_words_alone() -> None:
     seen = process_seen("1", ProcessIdentity(7, 1), Sight(Doing.STOPPED, 3.0))
     assert SCHEMA.unpack(SCHEMA.pack(seen)) == seen
-    assert Inbound(Line(), Followers(), UnknownPeers()).event_of(Arrived("peer", seen)) == SightTold(seen)
+    assert Inbound(Line(), Followers(), UnknownPeers()).event_of(Arrived("peer", seen)) == seen
     for liar in (replace(seen, node="\x1b[2J"), replace(seen, host="\n")):
         assert Inbound(Line(), Followers(), UnknownPeers()).event_of(Arrived("peer", liar)) is None

@@ -19,8 +19,8 @@ from typing import Any
 import pytest
 
 from samebits.core import records
-from samebits.core.agent_events import Entered
-from samebits.core.messages import EndKind, GenerationStarted, Status, StatusQuery, StopJob
+from samebits.core.ends import EndKind
+from samebits.core.messages import GenerationStarted, Holdings, Status, StatusQuery, StopJob
 from samebits.core.point import Point
 from samebits.core.ready import Ended
 from samebits.core.records import JobCreated, Record, SeatGranted, SeatLost
@@ -174,14 +174,14 @@ def test_a_lost_member_interrupts_the_others_and_its_successor_completes_the_nex
 MEMBER = """
 import time
 from samebits import config
-from samebits.core.agent_events import Entered
+from samebits.core.messages import Holdings
 from samebits.service.agent import Agent
 settings, _ = config.read()
 agent = Agent(settings, "test", "cpu")
 agent.register()
 at = agent.life_sign.whereabouts
 print(at.host, at.pid, at.descriptor, at.session, flush=True)
-agent.enter(Entered((), False, (("threads", "1"),)))
+agent.enter(Holdings((), False, (("threads", "1"),)))
 time.sleep(600)
 """
 
@@ -273,7 +273,7 @@ def test_nothing_is_said_before_it_is_durable(house: House, monkeypatch: pytest.
 def test_a_stop_is_told_to_everybody_and_leaves_the_journal_unfinished(house: House) -> None:
     served = house.scheduler()
     agents = house.seated("0", "1", "2")
-    waiting = [house.pool.submit(agent.enter, Entered((), False, NUMERICS)) for agent in agents[:2]]
+    waiting = [house.pool.submit(agent.enter, Holdings((), False, NUMERICS)) for agent in agents[:2]]
     client = Client("127.0.0.1", int(house.environ["SCHED_PORT"]), "follower", silence_s=5)
     try:
         deadline = time.monotonic() + PATIENCE_S
@@ -355,7 +355,7 @@ def test_a_worker_that_would_compute_other_bits_is_refused_with_both_values(hous
     house.scheduler()
     agents = house.seated("0", "1", "2")
     futures = [
-        house.pool.submit(agent.enter, Entered((), False, (("threads", threads),)))
+        house.pool.submit(agent.enter, Holdings((), False, (("threads", threads),)))
         for agent, threads in zip(agents, ["1", "2", "1"], strict=True)
     ]
     with pytest.raises(NumericsError, match="threads is 2 here and 1 there"):

@@ -18,7 +18,6 @@ from samebits.core.agent_events import (
     AgentEvent,
     Began,
     BreakGroup,
-    Compared,
     Completed,
     Connected,
     Disconnected,
@@ -28,16 +27,17 @@ from samebits.core.agent_events import (
     FoundEqual,
     Heard,
     MustEnd,
+    Observed,
     Over,
     Passed,
-    Saved,
     Seated,
     Trains,
 )
 from samebits.core.ledger import Mend, Policy
-from samebits.core.messages import FINAL, Digest, FromScheduler, FromWorker, GenerationStarted, Process
+from samebits.core.messages import FromScheduler, FromWorker, GenerationStarted, Holdings, Process
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, JobInterrupted, Record, RolledBack
+from samebits.core.reports import FINAL, Digest, Digests, SavedPoints
 from samebits.core.scheduler import Closed, Received, SchedulerCore, Tick
 from samebits.core.state import JobState
 
@@ -223,13 +223,15 @@ class ConsistencyWorld:
         self._tell(
             rank,
             Entered(
-                tuple(sorted(self._disks[rank.node])),
-                False,
-                (("torch", "1"),),
-                b"b",
-                live=live,
-                commits=rank.step,
-                back_to=rank.back_to,
+                Holdings(
+                    tuple(sorted(self._disks[rank.node])),
+                    False,
+                    (("torch", "1"),),
+                    b"b",
+                    live=live,
+                    commits=rank.step,
+                    back_to=rank.back_to,
+                )
             ),
         )
 
@@ -291,7 +293,7 @@ class ConsistencyWorld:
         assert rank.point is not None
         self._disks[rank.node][rank.point] = rank.number
         self._report(rank, [self._digest(rank, rank.step)])
-        self._tell(rank, Saved(tuple(sorted(self._disks[rank.node]))[-8:]))
+        self._tell(rank, Observed(SavedPoints.of(tuple(sorted(self._disks[rank.node]))[-8:])))
 
     def _train(self) -> None:
         if self._are_unlike or not all(rank.trains and rank.step < LAST for rank in self.ranks):
@@ -338,7 +340,7 @@ class ConsistencyWorld:
         rank.digests = list(dict.fromkeys(told))[-MOST_DIGESTS:]
         rank.late.clear()
         for _ in range(self._draw.choice((1, 1, 2))):
-            self._tell(rank, Compared(tuple(rank.digests)))
+            self._tell(rank, Observed(Digests.of(tuple(rank.digests))))
 
     # ---- what must hold
 

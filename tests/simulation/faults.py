@@ -18,16 +18,17 @@ from samebits.core.messages import (
     Credential,
     FromWorker,
     Heartbeat,
+    Holdings,
     Join,
-    LastWords,
     Leave,
-    PeerGone,
     Publish,
     Register,
     RoundId,
+    Said,
 )
 from samebits.core.point import Point
 from samebits.core.replacements import proof_of
+from samebits.core.reports import LastWords, PeerGone
 from tests.simulation.main_thread import ENDED_KINDS, FIRST_STEPS, PAUSE_S, Kind
 from tests.simulation.mix import Mix, Naming
 from tests.simulation.worker import NUMERICS, PROTOCOL, Oddity, process_on
@@ -300,15 +301,15 @@ def _forged(world: World, rng: random.Random, sender: Credential) -> FromWorker:
             activity = rng.choice(list(Activity))
             return Heartbeat(sender, state.term, activity, generation, round_, point.step)
         case 1:
-            return Join(sender, round_, (point,), False, NUMERICS)
+            return Join(sender, round_, Holdings((point,), False, NUMERICS))
         case 2:
             return Publish(sender, generation, b"nobody#0")
         case 3:
-            return LastWords(sender, "it was somebody else", 0)
+            return Said(sender, LastWords("it was somebody else"))
         case 4:
             return Leave(sender, rng.random() < 0.5, "it was somebody else")
         case 5:
-            return PeerGone(sender, rng.choice(sorted(seat.session for seat in state.seats.values())))
+            return Said(sender, PeerGone(rng.choice(sorted(seat.session for seat in state.seats.values()))))
         case _:
             there = process_on("host-9", 9)
             incarnation = max(1, sender.incarnation)

@@ -19,8 +19,9 @@ from dataclasses import dataclass, field, replace
 from samebits.core.anomalies import Band
 from samebits.core.health import HealthWatch, Limit, Reading
 from samebits.core.ledger import Policy
-from samebits.core.messages import Activity, GiveUp, Heartbeat, Phase, Progress, Sign, Still
+from samebits.core.messages import Activity, GiveUp, Heartbeat, Said
 from samebits.core.records import SeatLost
+from samebits.core.reports import Phase, Progress, Sign, StallReport
 from samebits.core.scheduler import Received, SchedulerCore, Stalled, Tick
 from tests.core.house import House, policy
 
@@ -149,7 +150,9 @@ class Job:
         for rank in range(RANKS):
             self._longest_s[rank] = max(self._longest_s[rank], lasts_s)
             if told[rank]:
-                self._take(self._senders[rank].session, Still(self._senders[rank], self._number, self.step, None))
+                self._take(
+                    self._senders[rank].session, Said(self._senders[rank], StallReport(None), self._number, self.step)
+                )
         self.step += 1
         self._beat()
 
@@ -162,7 +165,7 @@ class Job:
         phase, rests = (Phase.COMMUNICATION, True) if noise is None else (noise.phase, noise.rests)
         launched = self.step + (phase is Phase.COMMUNICATION)
         progress = Progress(phase, launched, self.step, still_s, self._longest_s[rank], rests, "train.py:1")
-        self._take(sender.session, Still(sender, self._number, self.step, progress))
+        self._take(sender.session, Said(sender, StallReport(progress), self._number, self.step))
         return True
 
     def _stand_still(self) -> None:
@@ -208,7 +211,7 @@ class Job:
         if wake_at is not None and wake_at <= self.now:
             self._decide(Tick())
 
-    def _take(self, session: str, message: Heartbeat | Still) -> None:
+    def _take(self, session: str, message: Heartbeat | Said) -> None:
         self._decide(Received(session, message))
 
     def _decide(self, event: Received | Tick | Stalled) -> None:

@@ -11,7 +11,7 @@ import enum
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from samebits.core.messages import Phase, Progress
+from samebits.core.reports import Phase, Progress
 
 if TYPE_CHECKING:
     from tests.simulation.worker import Worker

@@ -13,12 +13,13 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+from samebits.core.ends import EndKind
 from samebits.core.hangs import Doing, Sight
 from samebits.core.key_records import KeyRecord
-from samebits.core.messages import EndKind, FromScheduler, FromWorker
+from samebits.core.messages import Decision, FromScheduler, FromWorker, StopJob
 from samebits.core.ready import Ended, Ready, Send
 from samebits.core.records import Record
-from samebits.core.scheduler import Closed, Decided, Event, Received, SchedulerCore, Seen, Stalled, StopRequested, Tick
+from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Seen, Stalled, Tick
 from samebits.core.state import JobState
 from samebits.errors import StoreError
 from tests.simulation.disk import Killed
@@ -226,12 +227,12 @@ class SchedulerHost:
     def ask_to_stop(self, by: str) -> None:
         """Ctrl-C, or ``samebits stop``."""
         if self.core is not None:
-            self._push(None, StopRequested(by))
+            self._push(None, StopJob(by))
 
     def drain(self, nodes: tuple[str, ...]) -> None:
         """Somebody around the job wants these nodes gone."""
         if self.core is not None:
-            self._push(None, Decided("", nodes))
+            self._push(None, Decision("", nodes))
 
     def forge(self, session: str, message: FromWorker) -> None:
         """Somebody who is no worker says something over a connection of its own."""

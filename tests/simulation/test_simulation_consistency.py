@@ -11,10 +11,11 @@ from samebits.core import consistency
 from samebits.core.consistency import Consistency
 from samebits.core.equality import Difference, Equality
 from samebits.core.ledger import Mend
-from samebits.core.messages import Digests
+from samebits.core.messages import Said
 from samebits.core.point import Point
 from samebits.core.records import JobInterrupted, Record, RolledBack
 from samebits.core.rendezvous import Rendezvous
+from samebits.core.reports import Digests
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.state import JobState, Seat
 from samebits.core.witnesses import Witnesses
@@ -93,10 +94,10 @@ class _NeverAnswers(Equality):
 class _HearsTheOldLine(Equality):
     """What is told while all go back counts as ever."""
 
-    def take(self, seat: Seat, message: Digests) -> None:
+    def take(self, seat: Seat, body: Digests, said: Said) -> None:
         state = self._ledger.state
         back, state.rolled_back = state.rolled_back, None
-        super().take(seat, message)
+        super().take(seat, body, said)
         state.rolled_back = back
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.core.agent_events import Felt
+from samebits.core.agent_events import Observed
 from samebits.core.health import HealthWatch, Limit, Reading
-from samebits.core.messages import Sign
+from samebits.core.reports import HealthReport, Sign
 
 if TYPE_CHECKING:
     from tests.simulation.worker import Worker
@@ -75,4 +75,4 @@ class Unwell:
         elif max(looks) < LIMIT - CALM_SHARE:
             self._unwell.discard(worker.session)
         if watch.look([Reading(Sign.DISK, "/ckpt", share)]) or watch.ailments:
-            worker.says(Felt(watch.ailments))
+            worker.says(Observed(HealthReport(watch.ailments)))

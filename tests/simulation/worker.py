@@ -20,11 +20,9 @@ from samebits.core.agent_events import (
     Began,
     BreakGroup,
     CommittedByAll,
-    Compared,
     Completed,
     Connected,
     Disconnected,
-    EndReason,
     EnterAgain,
     Entered,
     Failed,
@@ -34,23 +32,21 @@ from samebits.core.agent_events import (
     Mapped,
     MustEnd,
     Notice,
+    Observed,
     Over,
     Passed,
-    Saved,
-    SawDeath,
     SchedulerAway,
     SchedulerBack,
     Seated,
-    Spoke,
     Trains,
 )
+from samebits.core.ends import EndKind
 from samebits.core.lines import number_of
 from samebits.core.messages import (
-    FINAL,
     PROTOCOL,
-    Digest,
     FromScheduler,
     FromWorker,
+    Holdings,
     Pairs,
     Place,
     Process,
@@ -59,6 +55,7 @@ from samebits.core.messages import (
 )
 from samebits.core.point import Point
 from samebits.core.replacements import proof_of
+from samebits.core.reports import FINAL, Digest, Digests, LastWords, PeerGone, SavedPoints, StallReport
 from samebits.core.values import replace
 from tests.simulation.group import blob_of
 from tests.simulation.main_thread import MainThread
@@ -99,11 +96,11 @@ class Oddity(enum.Enum):
 
 
 _JOB_ENDED = (
-    EndReason.STOPPED,
-    EndReason.INTERRUPTED,
-    EndReason.FORMATION_TIMEOUT,
-    EndReason.UNEQUAL,
-    EndReason.POINTS_LOST,
+    EndKind.STOPPED,
+    EndKind.INTERRUPTED,
+    EndKind.FORMATION_TIMEOUT,
+    EndKind.UNEQUAL,
+    EndKind.POINTS_LOST,
 )
 IN_GROUP = (Stage.FORMING, Stage.TRAINING, Stage.SAVING, Stage.DONE)
 
@@ -261,7 +258,7 @@ class Worker:
     def sees_dead(self, session: str) -> None:
         """A process on this host has died, and this one watched it."""
         if not self._held(self.sees_dead, session):
-            self._agent_step(SawDeath(session))
+            self._agent_step(Observed(PeerGone(session)))
 
     def pause(self) -> None:
         """SIGSTOP."""
@@ -326,7 +323,7 @@ class Worker:
     def fail(self, text: str) -> None:
         """The user's function raises."""
         if self._runs() and self.thread.hold is None:
-            self._agent_step(Spoke(text))
+            self._agent_step(Observed(LastWords(text)))
             self._leave(on_purpose=False, text=text)
 
     def terminate(self) -> None:
@@ -414,7 +411,8 @@ class Worker:
                 self._pass()
 
     def _pass(self) -> None:
-        self._agent_step(Passed(self.step, self.thread.progress() if self.stage is Stage.TRAINING else None))
+        self._agent_step(Observed(StallReport(self.thread.progress() if self.stage is Stage.TRAINING else None)))
+        self._agent_step(Passed(self.step))
 
     def _obey(self, notice: Notice) -> None:
         self.world.note("is told", self, notice)
@@ -473,8 +471,8 @@ class Worker:
         if self.stage in (Stage.STARTING, Stage.RENDEZVOUS, Stage.LEAVING_GROUP):
             self._leave(on_purpose=True, text="it was asked to")
 
-    def _must_end(self, reason: EndReason, text: str) -> None:
-        if reason is EndReason.STUCK:  # the control thread's doing: the main thread would not come out
+    def _must_end(self, reason: EndKind, text: str) -> None:
+        if reason is EndKind.STUCK:  # the control thread's doing: the main thread would not come out
             self.world.count("worker ended for a hang")
             self._leave(on_purpose=False, text=text)
         elif reason in _JOB_ENDED:
@@ -519,13 +517,13 @@ class Worker:
         disk = self.world.checkpoints_of(self.agent.job, self.node)
         if look:
             self._flush()  # else a save that ends now would let points go that are offered here
-            self._agent_step(Saved(disk.tellable(self.committed)))
+            self._agent_step(Observed(SavedPoints.of(disk.tellable(self.committed))))
         points = disk.held() if look else ()
         if committed in points and not mix.has_own_parts:
             points = tuple(point for point in points if point >= committed)  # older ones are not even read
         live = self.memory if mix.has_memory else None
         copies = self.world.copies.kept_on(self.agent.job, self.process.host) if look else ()
-        self._agent_step(Entered(points, mix.has_own_parts, NUMERICS, blob, place, live, look, copies=copies))
+        self._agent_step(Entered(Holdings(points, mix.has_own_parts, NUMERICS, blob, place, live, look, copies=copies)))
 
     def _leave_group(self, *, at_commit: bool = False) -> None:
         """Out of the collective; what is being saved is finished before this process's disk is looked at."""
@@ -603,7 +601,7 @@ class Worker:
 
     def _report(self, *last: Digest) -> None:
         by_point = {(one.point, one.commits): one for one in (*self._saves, *self._first, *last)}
-        self._agent_step(Compared(tuple(by_point.values())))
+        self._agent_step(Observed(Digests.of(tuple(by_point.values()))))
 
     def _save(self) -> None:
         if self.step >= self.world.mix.target_step:
@@ -630,7 +628,7 @@ class Worker:
         disk.save(point, self.committed)
         self.world.note("saved", self, point)
         self.world.copies.send(self, point)
-        self._agent_step(Saved(disk.tellable(self.committed)))
+        self._agent_step(Observed(SavedPoints.of(disk.tellable(self.committed))))
         for watch in self.world.watch_saved:
             watch(self.node)
         if self.stage is Stage.SAVING and point == Point(self.step, self.generation):

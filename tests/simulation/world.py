@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from samebits.core.agent import AgentCore
+from samebits.core.ends import EndKind
 from samebits.core.ledger import Policy
-from samebits.core.messages import EndKind
 from samebits.core.ready import Ready
 from samebits.core.records import JobRebuilt, Record
 from samebits.core.replacements import TOKEN_BYTES

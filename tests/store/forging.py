@@ -8,7 +8,7 @@ from typing import Any
 import xxhash
 
 from samebits.store.checkpoint import FoundPoint
-from samebits.store.checkpoint.format import tree as trees
+from samebits.store.checkpoint import tree as trees
 
 STATE = {
     "shared": {"steps": 10, "values": {"model": {"w": {"$tensor": "weight"}}, "epoch": 1}},

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from samebits.store.checkpoint import Manifest, MemoryRoom, TensorPart, encode_header, encode_manifest
-from samebits.store.checkpoint.memory import sealed_buffer
+from samebits.store.checkpoint import Manifest, MemoryRoom, TensorPart, encode_header, encode_manifest, memory_buffer
 from tests.store.points import CHUNK_BYTES, LAYOUT, TREE, header_of
 
 COUNT = 96
@@ -39,7 +38,7 @@ def fill_numbered(
 
 
 def hash_slot(room: MemoryRoom, name: str) -> None:
-    with sealed_buffer.hashed(room.path / name, room.descriptor):
+    with memory_buffer.hashed(room.path / name, room.descriptor):
         """What its writer does first."""
 
 

@@ -13,7 +13,7 @@ import pytest
 from samebits.core.point import Point
 from samebits.errors import ForeignFolderError, StoreError
 from samebits.store import step_log
-from samebits.store.checkpoint.local.folder import point_name
+from samebits.store.checkpoint.folder import point_name
 from samebits.store.step_log import StepLogWriter, read_step_log
 from samebits.store.step_record import LateSamples, LogHeader, NewLine, StepRecord
 from tests.store.disk_faults import NO_SPACE, Disk, error, interposed, kill_this_process

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 
 from samebits.store.checkpoint import SHARED_MEMORY
-from samebits.store.checkpoint.memory.memory_room import room_path
+from samebits.store.checkpoint.memory_room import room_path
 from tests.system.job import Job
 from tests.system.kill_list import GATE, MIDDLE, STEPS, TRAINED
 

@@ -21,7 +21,7 @@ from typing import TypeVar
 import filelock
 
 from samebits.store.checkpoint import SHARED_MEMORY
-from samebits.store.checkpoint.memory.memory_room import room_path
+from samebits.store.checkpoint.memory_room import room_path
 from samebits.store.owner import read_owner
 from samebits.store.process_identity import ProcessIdentity
 from tests.last_look import last_look

@@ -39,8 +39,7 @@ import samebits
 from samebits.core.point import Point
 from samebits.service.agent import Agent
 from samebits.store import durable
-from samebits.store.checkpoint import Outcome, Writer
-from samebits.store.checkpoint.local import folder
+from samebits.store.checkpoint import Outcome, Writer, folder
 
 POLL_S = 0.002
 TOGETHER_WITHIN_S = 60.0

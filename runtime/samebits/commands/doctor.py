@@ -27,7 +27,7 @@ from samebits.net.address_book import addresses_now
 from samebits.net.descriptors import hard_limit, needed_descriptors
 from samebits.scheduler_hosts import NotHostsError, SchedulerAddress, names_one
 from samebits.service.scheduler_address import address_towards
-from samebits.store.checkpoint.remote.remote_points import slots_at
+from samebits.store.checkpoint.remote_points import slots_at
 
 _SIOCGIFADDR = 0x8915  # netdevice(7)
 _IFREQ = struct.Struct("16sH2x4s16x")

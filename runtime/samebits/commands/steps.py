@@ -18,7 +18,7 @@ from samebits.errors import UsageError
 from samebits.launcher import job_spec
 from samebits.option_types import step_number
 from samebits.store import durable
-from samebits.store.checkpoint.local.folder import rank_directory, slots_in
+from samebits.store.checkpoint.folder import rank_directory, slots_in
 from samebits.store.checkpoint.point_store import local_folder
 from samebits.store.step_log import STEPS_FOLDER, FoundLog, read_step_log
 from samebits.store.step_record import Difference, StepRecord, difference

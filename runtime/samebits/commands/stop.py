@@ -15,11 +15,12 @@ from samebits.commands.drain import wait_until_left
 from samebits.commands.recover import look
 from samebits.commands.scale import view_of
 from samebits.config import Settings
+from samebits.core.ends import EndKind
 from samebits.errors import SameBitsError, UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.follower import Follower
 from samebits.launcher.interrupts import Signals
-from samebits.launcher.job_view import EndKind, Presence, stored_view
+from samebits.launcher.job_view import Presence, stored_view
 from samebits.launcher.processes import process_names, read_pid_files, send_signal
 from samebits.launcher.scheduler_link import is_listening, stop_once
 from samebits.launcher.supervising import supervisor_of

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from samebits.core.health import HealthWatch, Limit, said
-from samebits.core.messages import Sign
+from samebits.core.reports import Sign
 from samebits.errors import UsageError
 from samebits.service.health.host_health import nearest, readings
 

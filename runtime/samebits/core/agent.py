@@ -7,6 +7,7 @@ heartbeat is its whole truth, and while it forms a group it repeats its address.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from samebits.core.agent_events import (
@@ -19,15 +20,12 @@ from samebits.core.agent_events import (
     BreakGroup,
     Called,
     CommittedByAll,
-    Compared,
     Completed,
     Connected,
     Disconnected,
-    EndReason,
     EnterAgain,
     Entered,
     Failed,
-    Felt,
     FoundEqual,
     GaveUp,
     Heard,
@@ -36,16 +34,13 @@ from samebits.core.agent_events import (
     Leaving,
     Mapped,
     MustEnd,
+    Observed,
     Over,
     Passed,
     RefusedByAll,
-    Reported,
-    Saved,
-    SawDeath,
     SchedulerAway,
     SchedulerBack,
     Seated,
-    Spoke,
     ToldToWait,
     Trains,
     Waits,
@@ -53,10 +48,9 @@ from samebits.core.agent_events import (
 from samebits.core.agent_reports import Reports
 from samebits.core.agent_states import HeldSeat, Link, LinkState, Offer, Request, Stage
 from samebits.core.elsewhere import Elsewhere, LookElsewhere
+from samebits.core.ends import EndKind
 from samebits.core.key_calls import KeyCalls
 from samebits.core.messages import (
-    MAX_END_CHARS,
-    MAX_ODDITY_CHARS,
     PROTOCOL,
     Activity,
     AddressMap,
@@ -65,7 +59,6 @@ from samebits.core.messages import (
     Credential,
     Depart,
     EndJob,
-    EndKind,
     EqualPoint,
     Explain,
     Fenced,
@@ -75,13 +68,11 @@ from samebits.core.messages import (
     GenerationStarted,
     GiveUp,
     Heartbeat,
+    Holdings,
     Join,
     KeyAnswer,
-    LastWords,
     Leave,
-    Oddity,
     Pairs,
-    PeerGone,
     Pending,
     Place,
     Process,
@@ -91,11 +82,12 @@ from samebits.core.messages import (
     Register,
     RoundId,
     RoundOpened,
+    Said,
     Standing,
 )
 from samebits.core.point import Point
+from samebits.core.reports import Delivery, Digests, HealthReport, LastWords, Report, SavedPoints
 from samebits.core.values import replace
-from samebits.printable import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +115,6 @@ class AgentPolicy:
     stranger_retry_s: float = 5.0  # how often a training worker tries a scheduler that does not know its job
 
 
-_END_REASONS = {
-    EndKind.STOPPED: EndReason.STOPPED,
-    EndKind.INTERRUPTED: EndReason.INTERRUPTED,
-    EndKind.FORMATION_TIMEOUT: EndReason.FORMATION_TIMEOUT,
-    EndKind.FAILED: EndReason.FAILED,
-    EndKind.SCRIPT_FAILED: EndReason.SCRIPT_FAILED,
-    EndKind.UNTRAINED: EndReason.UNTRAINED,
-    EndKind.UNEQUAL: EndReason.UNEQUAL,
-    EndKind.POINTS_LOST: EndReason.POINTS_LOST,
-}
-
-
 class AgentCore:
     """One worker's agent: no I/O, no clock, no threads."""
 
@@ -159,7 +139,7 @@ class AgentCore:
         # what the process has said
         self.activity = Activity.SEATED
         self.step_count = 0
-        self._entered: Entered | None = None
+        self._holdings: Holdings | None = None
         self._asked: Request | None = None
         self._blob: bytes | None = None
         self._reports = Reports()
@@ -217,17 +197,11 @@ class AgentCore:
             case Passed():
                 if self.activity is not Activity.DONE:  # there the step is that of the durable commit
                     self.step_count = event.step
-                self._reports.progress, self._reports.pace = event.progress, event.pace
-                self._reports.figures = event.figures
                 self._pass()
             case Heard():
                 self._hear(event.message)
-            case Saved():
-                self._reports.saved, self._reports.stalled_s = event.points, event.stalled_s
-                self._report_saved()
-            case Compared():
-                self._reports.digests = event.digests
-                self._report_digests()
+            case Observed(body):
+                self._observed(body)
             case Connected():
                 self._link = replace(self._link, state=LinkState.OPEN)
                 self._elsewhere.opened(self._now)
@@ -246,25 +220,13 @@ class AgentCore:
             case Trains(generation):
                 if generation == self.generation and self.activity is Activity.FORMING:
                     self._become(Activity.TRAINING)
-                    self._report_saved()
+                    self._repeat(SavedPoints)
             case Completed(generation, step):
                 self.step_count = step
                 if generation == self.generation and self.activity is Activity.TRAINING:
                     self._become(Activity.DONE)
                     if self._offer and self._is_invited() and self._offer.is_gentle:  # no commit to leave at came
                         self._ready.notices.append(BreakGroup(self._offer.text))
-            case Spoke(text):
-                if self._seat is not None:
-                    self._send(LastWords(self._seat.sender, text, self.step_count))
-            case SawDeath(session):
-                if sender := self._sender:  # else the scheduler finds out by itself
-                    self._send(PeerGone(sender, session))
-            case Felt(ailments):
-                self._reports.ailments = ailments
-                self._report_health()
-            case Reported(step, text, is_verdict, comes_again):
-                if sender := self._sender:  # else nobody hears of it, besides who reads its log
-                    self._send(Oddity(sender, step, printable(text, MAX_ODDITY_CHARS), is_verdict, comes_again))
             case Called(ticket, ask):
                 self._key_calls.begin(ticket, ask, self._now)
                 self._call_keys()
@@ -273,7 +235,7 @@ class AgentCore:
                 self._call_keys()
             case RefusedByAll(text):
                 if self.activity is not Activity.TRAINING:  # which goes on, as without a scheduler
-                    self._end(EndReason.REFUSED, f"worker {self._policy.node}: {text}")
+                    self._end(EndKind.REFUSED, f"worker {self._policy.node}: {text}")
             case Leaving(on_purpose, text, status):
                 if self._seat is not None:
                     self._send(Leave(self._seat.sender, on_purpose, text, self.step_count, status))
@@ -288,7 +250,7 @@ class AgentCore:
     def _enter(self, event: Entered) -> None:
         if event.seen is not None and event.seen < self.generation:
             return  # said before the process heard that its last entry has led to a generation
-        self._entered = event
+        self._holdings = event.holdings
         if self._asked is not None:
             self._asked = replace(self._asked, is_answered=True)
         if self.activity is not Activity.FINISHED:
@@ -304,38 +266,18 @@ class AgentCore:
         return self._offer is not None and (self._started is None or self._offer.round > self._started.round)
 
     def _join(self) -> None:
-        entered, offer, sender = self._entered, self._offer, self._sender
-        if entered is None or offer is None or sender is None:
+        holdings, offer, sender = self._holdings, self._offer, self._sender
+        if holdings is None or offer is None or sender is None:
             return
-        if (offer.must_look and not entered.looked) or offer.back_to not in (None, entered.back_to):
-            self._ask(entered, offer, self.offered_place or entered.place)
+        if (offer.must_look and not holdings.looked) or offer.back_to not in (None, holdings.back_to):
+            self._ask(holdings, offer, self.offered_place or holdings.place)
             return
         self.joined = offer.round
-        self._send(
-            Join(
-                sender=sender,
-                round=offer.round,
-                points=entered.points,
-                own_parts=entered.own_parts,
-                numerics=entered.numerics,
-                blob=entered.blob,
-                place=entered.place,
-                live=entered.live,
-                looked=entered.looked,
-                commits=entered.commits,
-                copies=entered.copies,
-                page=entered.page,
-                live_step=entered.live_step,
-                orphaned_pages=entered.orphaned_pages,
-                back_to=entered.back_to,
-                folder=entered.folder,
-                failed_with=entered.failed_with[:MAX_END_CHARS],
-            )
-        )
+        self._send(Join(sender, offer.round, holdings))
 
-    def _ask(self, entered: Entered, offer: Offer, place: Place | None) -> None:
-        """What was brought does not fit the round: let the process enter again, once for the same."""
-        asked = Request(offer.round, place, offer.must_look and not entered.looked, offer.back_to)
+    def _ask(self, holdings: Holdings, offer: Offer, place: Place | None) -> None:
+        """Let the process enter again, once for the same reason: what it brought does not fit the round."""
+        asked = Request(offer.round, place, offer.must_look and not holdings.looked, offer.back_to)
         if asked != self._asked:
             again = EnterAgain(place, look=asked.look, committed=offer.committed, back_to=offer.back_to)
             self._ready.notices.append(again)
@@ -345,17 +287,25 @@ class AgentCore:
         if self._blob is not None and (sender := self._sender):
             self._send(Publish(sender, self.generation, self._blob))
 
-    def _report_saved(self) -> None:
-        if sender := self._sender:
-            self._ready.sends += self._reports.of_saved(sender)
+    def _observed(self, body: Report) -> None:
+        if body.delivery is Delivery.ONCE:
+            # A process that dies says why even if the scheduler has not answered on this connection yet.
+            sender = self._seat.sender if self._seat and isinstance(body, LastWords) else self._sender
+            if sender is not None:
+                self._say(sender, [body])
+            return
+        self._reports.take(body)
+        if body.delivery is Delivery.KEPT:
+            self._repeat(type(body))
 
-    def _report_digests(self) -> None:
+    def _repeat(self, *kinds: type[Report]) -> None:
+        """Send the newest report of each of these kinds."""
         if sender := self._sender:
-            self._ready.sends += self._reports.of_digests(sender)
+            for kind in kinds:
+                self._say(sender, self._reports.now(kind))
 
-    def _report_health(self) -> None:
-        if sender := self._sender:
-            self._ready.sends += self._reports.of_health(sender)
+    def _say(self, sender: Credential, bodies: Iterable[Report]) -> None:
+        self._ready.sends += [Said(sender, body, self.generation, self.step_count) for body in bodies]
 
     def _call_keys(self) -> None:
         if sender := self._sender:
@@ -375,14 +325,9 @@ class AgentCore:
             self._heartbeat()
             self._beat_at = self._now + self._policy.heartbeat_interval_s
             self._publish()
-            is_training = self.activity is Activity.TRAINING
-            self._ready.sends += self._reports.of_stillness(
-                sender, self.generation, self.step_count, trains=is_training
-            )
-            self._ready.sends += self._reports.of_pace(sender, self.generation, trains=is_training)
-            self._ready.sends += self._reports.of_figures(sender)
+            self._say(sender, self._reports.with_heartbeat(is_training=self.activity is Activity.TRAINING))
             if self.activity is Activity.DONE:
-                self._report_digests()
+                self._repeat(Digests)
         deadline = self._patience_ends_at()
         if deadline is not None and deadline <= self._now:
             self._lose_patience()
@@ -404,11 +349,11 @@ class AgentCore:
     def _lose_patience(self) -> None:
         waited = f"after {self._policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
         if self._link.refused_since is not None and self._link.refusal is Refusal.FULL:
-            self._end(EndReason.REFUSED, f"worker {self._policy.node}: every seat is still held {waited}")
+            self._end(EndKind.REFUSED, f"worker {self._policy.node}: every seat is still held {waited}")
         elif self._link.refused_since is not None:
-            self._end(EndReason.DUPLICATE, f"worker {self._policy.node}: its seat is still held {waited}")
+            self._end(EndKind.DUPLICATE, f"worker {self._policy.node}: its seat is still held {waited}")
         else:
-            self._end(EndReason.UNREACHABLE, f"worker {self._policy.node}: no scheduler answered {waited}")
+            self._end(EndKind.UNREACHABLE, f"worker {self._policy.node}: no scheduler answered {waited}")
 
     def _wake_at(self) -> float | None:
         if self._stage is Stage.OVER:
@@ -503,7 +448,7 @@ class AgentCore:
             case Fenced():
                 is_of_my_job = not self.seated or (message.job == self.job and not self._is_late(message.term))
                 if message.session == self._policy.session and is_of_my_job:
-                    self._end(EndReason.FENCED, message.text, may_return=message.may_return)
+                    self._end(EndKind.FENCED, message.text, may_return=message.may_return)
             case RoundOpened():
                 if self._is_for_me(message):
                     self._round_opened(message)
@@ -522,7 +467,7 @@ class AgentCore:
             case Explain():
                 if self._is_of_my_job(message):
                     self._reports.to_explain = (message.point, message.commits)
-                    self._report_digests()
+                    self._repeat(Digests)
             case KeyAnswer():
                 if message.session == self._policy.session and message.term >= self.term:
                     ticket = self._key_calls.answered(message.number)
@@ -531,7 +476,7 @@ class AgentCore:
                     self._call_keys()
             case GiveUp():
                 if self._is_for_me(message):
-                    self._end(EndReason.STUCK, message.text)
+                    self._end(EndKind.STUCK, message.text)
             case Depart():
                 if self._is_for_me(message) and not self._departs:
                     self._departs = True  # it is asked until it has left, and owes one answer
@@ -578,28 +523,26 @@ class AgentCore:
         if message.finished is not None:
             self._finished(message.finished)
         self._key_calls.say_all_again(self._now)
-        self._reports.say_figures_again()
+        self._reports.begin_connection()
         self._call_keys()
         if first:  # its registration said it all
             self._beat_at = self._now + self._policy.first_beat_s
         else:
             self._heartbeat()
             self._publish()
-            self._report_saved()
-            self._report_digests()
-            self._report_health()
+            self._repeat(SavedPoints, Digests, HealthReport)
 
     def _refused(self, message: Refused) -> None:
         if message.session != self._policy.session or (message.job == self.job != "" and self._is_late(message.term)):
             return
         if message.refusal is Refusal.NUMERICS:
-            self._end(EndReason.NUMERICS, message.text)
+            self._end(EndKind.NUMERICS, message.text)
         elif self.activity is Activity.TRAINING:
             # A scheduler that does not know this job must not stop its training.
             self._ask_at = self._now + self._policy.stranger_retry_s
             self._ready.notices.append(ToldToWait(message.text, self._policy.stranger_retry_s))
         elif message.retry_after_s <= 0:
-            self._end(EndReason.REFUSED, message.text)
+            self._end(EndKind.REFUSED, message.text)
         elif not self._link.is_registered:
             self._ask_at = self._now + message.retry_after_s
             if message.refusal is Refusal.COOLING_DOWN:
@@ -629,12 +572,12 @@ class AgentCore:
             self._ready.notices.append(Waits(text))
         elif is_new and self.activity is Activity.SEATED:
             self._ready.notices.append(Invited())
-        if self.activity is not Activity.WAITING or self._entered is None:
+        if self.activity is not Activity.WAITING or self._holdings is None:
             return
         if message.place is None or self._is_ready_for(message.place) or self._was_asked_for(message.place):
             self._join()
         else:
-            self._ask(self._entered, offer, message.place)
+            self._ask(self._holdings, offer, message.place)
 
     def _sit(self, slot: int | None) -> None:
         if self._seat is not None and self._seat.slot != slot:
@@ -643,7 +586,7 @@ class AgentCore:
     def _is_ready_for(self, place: Place) -> bool:
         """Whether what it brought was made for this place; where it did not say for which, for a full world's."""
         full_place = self._seat.full_place if self._seat else None
-        return self._entered is not None and (self._entered.place or full_place) == place
+        return self._holdings is not None and (self._holdings.place or full_place) == place
 
     def _was_asked_for(self, place: Place) -> bool:
         """Whether it has entered again for this round and place already, whatever it has brought."""
@@ -652,14 +595,15 @@ class AgentCore:
 
     def _generation_started(self, message: GenerationStarted) -> None:
         self.term = message.term
-        if self._entered is None or message.generation <= self.generation or message.round != self.joined:
+        if self._holdings is None or message.generation <= self.generation or message.round != self.joined:
             return
         if self._offer is not None and message.round < self._offer.round:
             return  # it is over already: the round that replaces it was told first, and would not be told as new again
         is_ready = self._is_ready_for(Place(message.slot, message.rank, message.world_size))
-        blob = self._entered.blob if is_ready else b""
-        self.generation, self._blob, self._entered = message.generation, blob or None, None
+        blob = self._holdings.blob if is_ready else b""
+        self.generation, self._blob, self._holdings = message.generation, blob or None, None
         self._started = message
+        self._reports.end_training()
         self._sit(message.slot)
         if self._offer is not None:
             self._offer = replace(self._offer, must_look=False, back_to=None)
@@ -668,7 +612,7 @@ class AgentCore:
 
     def _finished(self, point: Point) -> None:
         if self.activity is not Activity.FINISHED:
-            self._entered, self._final = None, point
+            self._holdings, self._final = None, point
             self._ready.notices.append(Over(point))
             self._become(Activity.FINISHED)
 
@@ -677,13 +621,13 @@ class AgentCore:
             return
         if message.kind is EndKind.FINISHED:
             if not self.seated:
-                self._end(EndReason.REFUSED, "the job is finished: there is nothing left to do")
+                self._end(EndKind.REFUSED, "the job is finished: there is nothing left to do")
         else:
-            self._end(_END_REASONS[message.kind], message.text)
+            self._end(message.kind, message.text)
 
-    def _end(self, reason: EndReason, text: str, *, may_return: bool = False) -> None:
+    def _end(self, reason: EndKind, text: str, *, may_return: bool = False) -> None:
         if self._stage is Stage.GOES_ON:
             self._ready.notices.append(MustEnd(reason, text, may_return))
             # The seat stays held until the process really leaves; whoever holds none must not say another word.
-            is_unseated = reason in (EndReason.FENCED, EndReason.REFUSED, EndReason.NUMERICS, EndReason.DUPLICATE)
+            is_unseated = reason in (EndKind.FENCED, EndKind.REFUSED, EndKind.NUMERICS, EndKind.DUPLICATE)
             self._stage = Stage.OVER if is_unseated else Stage.TOLD_TO_END

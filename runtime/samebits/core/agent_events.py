@@ -6,30 +6,22 @@ in ``core/agent.py``.
 
 from __future__ import annotations
 
-import enum
 from dataclasses import dataclass, field
 
 from samebits.core.elsewhere import LookElsewhere
+from samebits.core.ends import EndKind
 from samebits.core.messages import (
     Admitted,
-    Ailment,
-    Copy,
-    Digest,
-    Figure,
     FromScheduler,
     FromWorker,
     GenerationStarted,
+    Holdings,
     KeyAnswer,
     KeyOp,
-    LiveStep,
-    OrphanedPage,
-    Page,
-    Pairs,
     Place,
-    Progress,
-    StepTime,
 )
 from samebits.core.point import Point
+from samebits.core.reports import Report
 
 # ---- events
 
@@ -52,25 +44,17 @@ class Heard:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How long the last steps took: so many, and one of them. Each window of steps is another object."""
+class Passed:
+    """Time has passed; ``step`` is the process's count of completed optimizer steps."""
 
-    steps: int
-    time: StepTime
+    step: int
 
 
 @dataclass(frozen=True, slots=True)
-class Passed:
-    """Time has passed.
+class Observed:
+    """A sensor of the process has made this report."""
 
-    ``step`` is the process's count of completed optimizer steps; ``progress`` where it stands, if it does not come on;
-    ``pace`` how long its last steps took, where that is known; ``figures`` what it measures, the newest of each.
-    """
-
-    step: int
-    progress: Progress | None = None
-    pace: Pace | None = None
-    figures: tuple[Figure, ...] = ()
+    body: Report
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,24 +64,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Entered:
-    """The process waits for a generation, holding these points (as in ``Join``)."""
+    """The process waits for a generation; ``seen`` is the last one that it knew of when it said this."""
 
-    points: tuple[Point, ...]
-    own_parts: bool
-    numerics: Pairs
-    blob: bytes = b""  # the process's part of the coming generation's address map, if it has one already
-    place: Place | None = None
-    live: Point | None = None
-    looked: bool = True
-    commits: int = 0
-    seen: int | None = None  # the last generation that the process knew of when it said this
-    copies: tuple[Copy, ...] = ()
-    page: Page | None = None
-    live_step: LiveStep | None = None
-    orphaned_pages: tuple[OrphanedPage, ...] = ()
-    back_to: Point | None = None  # the process has gone back as far
-    folder: str = ""  # where it looked for ``points``
-    failed_with: str = ""  # the error that the runtime has ended its last generation with here, if it was one
+    holdings: Holdings
+    seen: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,57 +86,11 @@ class Trains:
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """These points are durable on the process's disk: its newest, rising; so long its steps have waited for saves."""
-
-    points: tuple[Point, ...]
-    stalled_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """What the process's state was at these commits: all that it remembers, with their parts."""
-
-    digests: tuple[Digest, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Completed:
     """The user's function returned; the commit of ``step`` is durable."""
 
     generation: int
     step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Spoke:
-    """The process is about to die of this."""
-
-    text: str
-
-
-@dataclass(frozen=True, slots=True)
-class SawDeath:
-    """The process of that session, on this host, is dead."""
-
-    session: str
-
-
-@dataclass(frozen=True, slots=True)
-class Felt:
-    """What is wrong with the process's host, all of it; said at a change, and again while there is any."""
-
-    ailments: tuple[Ailment, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Reported:
-    """The script has reported a number that is none that training can have; or what was at fault, once it is known."""
-
-    step: int
-    text: str
-    is_verdict: bool = False
-    comes_again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,17 +146,12 @@ AgentEvent = (
     | Disconnected
     | Heard
     | Passed
+    | Observed
     | Failed
     | Entered
     | Addressed
     | Trains
-    | Saved
-    | Compared
     | Completed
-    | Spoke
-    | SawDeath
-    | Felt
-    | Reported
     | Called
     | GaveUp
     | RefusedByAll
@@ -241,25 +160,6 @@ AgentEvent = (
 
 
 # ---- notices
-
-
-class EndReason(enum.Enum):
-    """Why the process must end."""
-
-    FENCED = "fenced"
-    DUPLICATE = "duplicate"
-    REFUSED = "refused"
-    NUMERICS = "numerics"
-    UNREACHABLE = "unreachable"
-    STOPPED = "stopped"
-    INTERRUPTED = "interrupted"
-    FORMATION_TIMEOUT = "formation timeout"
-    FAILED = "failed"
-    SCRIPT_FAILED = "script failed"
-    UNTRAINED = "untrained"
-    UNEQUAL = "unequal"
-    POINTS_LOST = "points lost"
-    STUCK = "stuck"
 
 
 @dataclass(frozen=True, slots=True)
@@ -358,7 +258,7 @@ class Over:
 class MustEnd:
     """The process has no place in the job any more."""
 
-    reason: EndReason
+    reason: EndKind
     text: str
     may_return: bool = False  # with a new session, once it is out of its generation
 

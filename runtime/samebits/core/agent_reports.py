@@ -1,101 +1,58 @@
-"""What a worker's process says once and its agent repeats: what its disk holds, its digests, its figures, where it is.
+"""The newest report of each kind that a worker's agent keeps, and when it is to be sent.
 
-Here live the last words of each kind and the messages that are made of them. Never here: when they are sent
-(``agent``). The one idea: each message is the whole truth of its kind, so that any of them may be lost.
+Each class says when its bodies are sent (``reports.Delivery``). Because each body is the whole truth of its kind, only
+the newest is kept, and any of them may be lost.
 """
 
 from __future__ import annotations
 
-from samebits.core.agent_events import Pace
-from samebits.core.messages import (
-    MAX_DIGESTS,
-    MAX_FIGURES,
-    MAX_PARTS,
-    MAX_SAVED_POINTS,
-    Ailment,
-    Credential,
-    Digest,
-    Digests,
-    Figure,
-    Figures,
-    FromWorker,
-    Paced,
-    Progress,
-    SavedPoints,
-    Still,
-    Unwell,
-)
 from samebits.core.point import Point
-from samebits.core.values import replace
+from samebits.core.reports import Body, Delivery, Digests, Report, StallReport
 
 
 class Reports:
-    """Of one process.
+    """The reports of one process.
 
     Attributes:
-        saved: the points that its disk holds, the newest last.
-        stalled_s: how long its steps have waited for saves.
-        digests: of its commits.
-        to_explain: which of them is wanted with its parts: the point and the number of the commit.
-        progress: where it stands still; None where it comes on.
-        ailments: what is wrong with its host.
-        pace: how long its last steps took; None where that is not known.
-        figures: what it measures.
+        to_explain: the point and the number of the commit whose digest is wanted with its parts.
     """
 
     def __init__(self) -> None:
-        self.saved: tuple[Point, ...] = ()
-        self.stalled_s = 0.0
-        self.digests: tuple[Digest, ...] = ()
         self.to_explain: tuple[Point, int] | None = None
-        self.progress: Progress | None = None
-        self.ailments: tuple[Ailment, ...] = ()
-        self.pace: Pace | None = None
-        self._told_pace: Pace | None = None
-        self.figures: tuple[Figure, ...] = ()
-        self._told_figures: tuple[Figure, ...] = ()
-        self._is_told_still = False
-        self._is_told_unwell = False
+        self._newest: dict[type[Body], Report] = {}
+        self._sent: dict[type[Body], Report] = {}
 
-    def of_saved(self, sender: Credential) -> list[FromWorker]:
-        """What the disk holds, where it holds anything."""
-        return [SavedPoints(sender, self.saved[-MAX_SAVED_POINTS:], self.stalled_s)] if self.saved else []
+    def take(self, body: Report) -> None:
+        """Keep what a sensor has made."""
+        self._newest[type(body)] = body
 
-    def of_digests(self, sender: Credential) -> list[FromWorker]:
-        """The newest digests, where there are any; one has its parts where those were asked for."""
-        told = [
-            replace(one, parts=one.parts[:MAX_PARTS] if (one.point, one.commits) == self.to_explain else ())
-            for one in self.digests[-MAX_DIGESTS:]
-        ]
-        return [Digests(sender, tuple(told))] if told else []
-
-    def of_stillness(self, sender: Credential, generation: int, step: int, *, trains: bool) -> list[FromWorker]:
-        """That it stands still while it trains; and once that it does so no longer."""
-        progress, was_told = self.progress if trains else None, self._is_told_still
-        self._is_told_still = progress is not None
-        return [Still(sender, generation, step, progress)] if progress is not None or was_told else []
-
-    def of_pace(self, sender: Credential, generation: int, *, trains: bool) -> list[FromWorker]:
-        """How long its last steps took, while it trains, once for each window of them."""
-        pace = self.pace if trains else None
-        if pace is None or pace is self._told_pace:
+    def now(self, kind: type[Body]) -> list[Report]:
+        """Return the newest body of a kind, to be sent now; nothing if there is nothing to say, or to take back."""
+        body = self._newest.get(kind)
+        if body is None or (body.is_empty and self._sent.get(kind, body).is_empty):
             return []
-        self._told_pace = pace
-        return [Paced(sender, generation, pace.steps, pace.time)]
+        self._sent[kind] = body
+        return [body.explaining(self.to_explain) if isinstance(body, Digests) else body]
 
-    def of_health(self, sender: Credential) -> list[FromWorker]:
-        """What is wrong with its host; and once that nothing is any longer."""
-        was_told, self._is_told_unwell = self._is_told_unwell, bool(self.ailments)
-        return [Unwell(sender, self.ailments)] if self.ailments or was_told else []
+    def with_heartbeat(self, *, is_training: bool) -> list[Report]:
+        """Return what goes with a heartbeat."""
+        if not is_training:
+            self.end_training()
+        due: list[Report] = []
+        for kind, body in self._newest.items():
+            is_news = kind.delivery is Delivery.NEWS and body is not self._sent.get(kind)
+            if is_news or kind.delivery is Delivery.STATE:
+                due += self.now(kind)
+        return due
 
-    def of_figures(self, sender: Credential) -> list[FromWorker]:
-        """What it measures, where that is not what was said last."""
-        figures = self.figures[:MAX_FIGURES]
-        if figures == self._told_figures:
-            return []
-        self._told_figures = figures
-        return [Figures(sender, figures)]
+    def end_training(self) -> None:
+        """Take back what is of use only in the generation that was trained in."""
+        for kind in [kind for kind in self._newest if kind.in_training]:
+            del self._newest[kind]
+        if StallReport in self._sent:
+            self._newest[StallReport] = StallReport()
 
-    def say_figures_again(self) -> None:
-        """What was said before may not have arrived."""
-        self._told_figures = ()
+    def begin_connection(self) -> None:
+        """Forget what was sent over an earlier connection: it may not have arrived."""
+        for kind in [kind for kind in self._sent if kind.delivery is Delivery.NEWS and not kind.in_training]:
+            del self._sent[kind]

@@ -17,9 +17,10 @@ from samebits.core.cause_table import CauseClass, Notice, Observation
 from samebits.core.departures import ask_to_leave
 from samebits.core.equality import NAMED_PARTS, Difference, Judgement, ranks_of, sentence
 from samebits.core.ledger import Ledger, Mend
-from samebits.core.messages import FINAL, Activity
+from samebits.core.messages import Activity
 from samebits.core.point import Point
 from samebits.core.records import RolledBack
+from samebits.core.reports import FINAL
 from samebits.core.witnesses import Member
 
 MOST_AT_ONE_STEP = 3

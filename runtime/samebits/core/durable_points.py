@@ -13,9 +13,10 @@ from collections.abc import Collection
 
 from samebits.core.equality import Equality
 from samebits.core.ledger import Ledger
-from samebits.core.messages import CommittedPoint, SavedPoints
+from samebits.core.messages import CommittedPoint, Said
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, PointCommitted
+from samebits.core.reports import SavedPoints
 from samebits.core.state import Seat, is_on_line
 
 
@@ -30,7 +31,7 @@ class DurablePoints:
         self._held: dict[str, tuple[int, frozenset[Point]]] = {}  # node → incarnation, what it reported last
         self._holders: Counter[Point] = Counter()  # how many of them hold each
 
-    def take(self, seat: Seat, message: SavedPoints) -> None:
+    def take(self, seat: Seat, body: SavedPoints, said: Said) -> None:
         """A member says what it holds; with its first word in this term it may not know yet which point all do."""
         committed = self._ledger.state.generation
         if committed is None:
@@ -40,7 +41,7 @@ class DurablePoints:
             return
         is_first = seat.node not in self._held
         _, before = self._held.get(seat.node, (0, frozenset()))
-        now = frozenset([point for point in message.points if point in before or is_on_line(point, committed)])
+        now = frozenset([point for point in body.points if point in before or is_on_line(point, committed)])
         self._held[seat.node] = (seat.incarnation, now)
         holders = self._holders
         for point in before - now:

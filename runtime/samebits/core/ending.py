@@ -13,8 +13,9 @@ from __future__ import annotations
 from samebits.core.admission import Admission
 from samebits.core.cause_table import WRONG_GRADIENT, Observation, Retry, Row
 from samebits.core.causes import Causes
+from samebits.core.ends import EndKind
 from samebits.core.ledger import NAMED, Ledger
-from samebits.core.messages import EndJob, EndKind
+from samebits.core.messages import EndJob
 from samebits.core.ready import Ended, Level
 from samebits.core.records import CauseFound, JobFinished, JobInterrupted
 from samebits.core.rendezvous import Rendezvous

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from samebits.core.ledger import Ledger
-from samebits.core.messages import FINAL, MAX_DIGESTS, Digest, Digests, EqualPoint, Explain, Part, PartKind
+from samebits.core.messages import EqualPoint, Explain, Said
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted
+from samebits.core.reports import FINAL, Digest, Digests, Part, PartKind
 from samebits.core.state import Seat, is_on_line
 
 EXPLAIN_S = 2.0
@@ -210,7 +211,7 @@ class Equality:
         self.odd_values = ""  # which values a rank has of its own, and since when; empty if none were seen
         self._equal: list[Key] = []  # commits that all were equal at, rising
 
-    def take(self, seat: Seat, message: Digests) -> None:
+    def take(self, seat: Seat, body: Digests, said: Said) -> None:
         """A member says what its state was."""
         state = self._ledger.state
         committed, teller = state.generation, (seat.node, seat.incarnation)
@@ -220,7 +221,7 @@ class Equality:
         if teller not in self._rank_of:
             return
         self._discount(self._told.get(teller, {}))
-        digests = [one for one in message.digests[-MAX_DIGESTS:] if is_on_line(one.point, committed)]
+        digests = [one for one in body.digests if is_on_line(one.point, committed)]
         told = self._told[teller] = {_key(one): one for one in digests}
         self._count(told)
         self._hear_parts(seat.node, told)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from samebits.core.messages import Activity, GenerationStarted, Heartbeat, Join, RoundId, RoundOpened, SavedPoints
+from samebits.core.messages import Activity, Credential, GenerationStarted, Heartbeat, Join, RoundId, RoundOpened, Said
 from samebits.core.ready import Level, Note, Send
 from samebits.core.records import (
     CauseFound,
@@ -34,6 +34,7 @@ from samebits.core.records import (
     TermStarted,
     TrainingFinished,
 )
+from samebits.core.reports import SavedPoints
 from samebits.core.state import JobState
 from samebits.printable import printable
 
@@ -170,8 +171,8 @@ class Chronicle:
             self._joined_last = message.sender.node
         elif type(message) is Heartbeat and message.activity is Activity.TRAINING:
             self._trains(message, now)
-        elif type(message) is SavedPoints:
-            self._take_stall(message)
+        elif type(message) is Said and type(message.body) is SavedPoints:
+            self._take_stall(message.sender, message.body.stalled_s)
 
     def decided(self, text: str, drain: Sequence[str], now: float) -> None:
         """Somebody around the job has decided something."""
@@ -208,13 +209,13 @@ class Chronicle:
         share = (self._sampled_at - since) / SAMPLES_A_STRETCH
         return min(max(share, SHORTEST_SAMPLE_S), LONGEST_SAMPLE_S)
 
-    def _take_stall(self, message: SavedPoints) -> None:
+    def _take_stall(self, sender: Credential, stalled_s: float) -> None:
         """What a process has told grows; of one that was seated by an earlier scheduler start, what it tells first is
         not counted: that start has."""
-        node, incarnation = message.sender.node, message.sender.incarnation
-        since, before = self._stalled_s.get(node, (incarnation, message.stalled_s))
-        grown = message.stalled_s - (before if since == incarnation else 0.0)
-        self._stalled_s[node] = incarnation, message.stalled_s
+        node, incarnation = sender.node, sender.incarnation
+        since, before = self._stalled_s.get(node, (incarnation, stalled_s))
+        grown = stalled_s - (before if since == incarnation else 0.0)
+        self._stalled_s[node] = incarnation, stalled_s
         if grown > 0:
             self._waited_s[node] = self._waited_s.get(node, 0.0) + grown
 

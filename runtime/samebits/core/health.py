@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from samebits.core.messages import MAX_AILMENTS, MAX_PLACE_CHARS, Ailment, Sign
+from samebits.core.reports import MAX_AILMENTS, MAX_PLACE_CHARS, Ailment, Sign
 from samebits.printable import printable
 
 CALM_SHARE = 0.05

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from samebits.core.messages import Count, Id, Key, KeyValue
-from samebits.core.values import Meta, Schema, Value
+from samebits.core.messages import Key, KeyValue
+from samebits.core.values import Count, Id, Meta, Schema, Value
 
 MAX_KEPT_ANSWERS = 1024
 """Of one caller: it has no more calls that change something between the first unanswered one and the last."""

@@ -17,19 +17,10 @@ from dataclasses import dataclass, field
 
 from samebits.core.cause_table import DEFAULT, CauseTable, Notice
 from samebits.core.hangs import Hang, Sight
-from samebits.core.messages import (
-    Activity,
-    Figure,
-    FromScheduler,
-    Pairs,
-    Process,
-    ProcessEnded,
-    Refusal,
-    Refused,
-    RoundId,
-)
+from samebits.core.messages import Activity, FromScheduler, Pairs, Process, ProcessEnded, Refusal, Refused, RoundId
 from samebits.core.ready import Level, Ready, Send
 from samebits.core.records import GenerationCommitted, Record, SeatGranted, SeatRetired, SlotGiven
+from samebits.core.reports import Figure
 from samebits.core.state import JobState, Seat
 from samebits.core.witnesses import Witnesses
 

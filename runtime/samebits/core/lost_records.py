@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from samebits.core.messages import Register
-from samebits.core.restore import Joined
+from samebits.core.messages import Holdings, Register
 from samebits.core.state import JobState
 
 MOST = 2**40
@@ -40,7 +39,7 @@ def told_more(message: Register, state: JobState) -> str:
     return f"worker {message.node} ({message.process}) knows of {knows}, and the journal of {holds}: {_WHAT}. {_MEND}"
 
 
-def next_generation(state: JobState, joined: Iterable[Joined]) -> tuple[int, str]:
+def next_generation(state: JobState, joined: Iterable[Holdings]) -> tuple[int, str]:
     """A number that no generation ever had, as far as those who join know, and what is to be said of it, if anything.
 
     A point of a generation that the journal does not know would pass for one of the next generation's, were its number

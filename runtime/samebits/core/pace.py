@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 
-from samebits.core.messages import MAX_STEP_US, StepTime
+from samebits.core.reports import MAX_STEP_US, StepTime
 
 STEPS = 20
 """Of one window: a rank is compared over so many steps, or a multiple of it where they are fast."""

@@ -17,8 +17,9 @@ from collections.abc import Collection, Sequence
 from samebits.core.cause_table import DEFAULT, CauseTable, Strategy
 from samebits.core.hangs import SILENT_KINDS, Hang
 from samebits.core.ledger import NAMED, Ledger, Presence
-from samebits.core.messages import Activity, GiveUp, Progress, Still
+from samebits.core.messages import Activity, GiveUp, Said
 from samebits.core.ready import Level
+from samebits.core.reports import Progress, StallReport
 from samebits.core.standstill import Member, Standstill, hang_of, judge, sentence, standing, where
 from samebits.core.state import Seat
 
@@ -71,7 +72,7 @@ class Watch:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._told: dict[str, tuple[Still, Progress, float]] = {}  # node → that it stands still, and when it said so
+        self._told: dict[str, tuple[Said, Progress, float]] = {}  # node → its report, and when it came
         self._look_at: float | None = None
         self._is_in_round = False
         self._seen_since: float | None = None  # the standstill, for longer than a step may take
@@ -80,11 +81,11 @@ class Watch:
         self.said = ""
         self.found: Standstill | None = None
 
-    def take(self, seat: Seat, message: Still) -> None:
-        """A member stands still, or comes on again."""
+    def take(self, seat: Seat, body: StallReport, said: Said) -> None:
+        """Take a member's report that it stands still, or makes steps again."""
         self._told.pop(seat.node, None)
-        if message.progress is not None and message.generation == self._ledger.state.generation_number:
-            self._told[seat.node] = message, message.progress, self._ledger.now
+        if body.progress is not None and said.generation == self._ledger.state.generation_number:
+            self._told[seat.node] = said, body.progress, self._ledger.now
         if self._look_at is None:
             self._look_at = self._ledger.now
 
@@ -204,11 +205,11 @@ class Watch:
             return Member(node, presence.step, progress, silent_s, sight)
         return Member(node, presence.step, None, silent_s, sight) if silent_s else None
 
-    def _is_of_now(self, still: Still) -> bool:
-        """Whether the process that said it holds its seat, and was in the last generation."""
-        seat = self._ledger.state.seats.get(still.sender.node)
-        is_its = seat is not None and seat.session == still.sender.session
-        return is_its and still.generation == self._ledger.state.generation_number
+    def _is_of_now(self, said: Said) -> bool:
+        """Return whether the report's sender still holds its seat, and was in the last generation."""
+        seat = self._ledger.state.seats.get(said.sender.node)
+        is_its = seat is not None and seat.session == said.sender.session
+        return is_its and said.generation == self._ledger.state.generation_number
 
     def _silent_s(self, presence: Presence) -> float:
         """How long nothing has come from it; 0 where that is nothing to speak of."""

@@ -10,8 +10,9 @@ import enum
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from samebits.core.ends import EndKind
 from samebits.core.key_records import KeyRecord
-from samebits.core.messages import EndKind, FromScheduler, KeyAnswer
+from samebits.core.messages import FromScheduler, KeyAnswer
 from samebits.core.records import Record
 
 

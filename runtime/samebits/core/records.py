@@ -6,9 +6,10 @@ seconds of the scheduler host's boot clock and mean something only together with
 
 from __future__ import annotations
 
-from samebits.core.messages import EndKind, Pairs, Process, RoundId
+from samebits.core.ends import EndKind
+from samebits.core.messages import Pairs, Process, RoundId
 from samebits.core.point import Cut, Point
-from samebits.core.values import Int, Schema, Told, Value
+from samebits.core.values import Int, Schema, Text, Told, Value
 
 MAX_TERM = 2**30
 """The highest term there can be: the versions of keys begin with it. A scheduler start a second takes 34 years."""
@@ -59,7 +60,7 @@ class SeatLost(Told, frozen=True, tag=5):
     node: str
     incarnation: Int
     since: float
-    reason: str
+    reason: Text
     status: Int = 0  # not 0: its script ended itself with this exit status
 
 
@@ -75,7 +76,7 @@ class CauseFound(Told, frozen=True, tag=18):
     process: Process
     step: Int  # that it had completed, as far as it had said
     at: float
-    text: str
+    text: Text
 
 
 class SeatLeft(Value, frozen=True, tag=6):
@@ -179,7 +180,7 @@ class RolledBack(Told, frozen=True, tag=19):
     to: Point
     suspects: tuple[tuple[str, Int], ...]
     step: Int  # the first at which they were seen to differ
-    text: str
+    text: Text
 
     @property
     def reason(self) -> str:
@@ -194,7 +195,7 @@ class JobInterrupted(Told, frozen=True, tag=10):
 
     kind: EndKind
     step: Int
-    cause: str
+    cause: Text
     generation: Int = 0  # the last that was committed
     status: Int = 0  # not 0: the exit status of the script that did not reach its end
 

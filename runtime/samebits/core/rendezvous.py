@@ -15,6 +15,7 @@ from samebits.core.lost_records import next_generation
 from samebits.core.messages import (
     AddressMap,
     GenerationStarted,
+    Holdings,
     Join,
     Pairs,
     Place,
@@ -28,7 +29,6 @@ from samebits.core.point import Point
 from samebits.core.ready import Level
 from samebits.core.records import GenerationCommitted, SeatLeft
 from samebits.core.restore import (
-    Joined,
     Restore,
     choose,
     differing,
@@ -38,6 +38,7 @@ from samebits.core.restore import (
     without_the_doubtful,
 )
 from samebits.core.state import Seat, next_line
+from samebits.core.values import replace
 from samebits.core.world import World, rank_of_slot
 
 LEAVE_TOGETHER_S = 1.0
@@ -59,7 +60,7 @@ class Round:
     text: str
     opened_at: float
     blames_nobody: bool = False  # opened because a collective failed, before it was known whose fault that is
-    joined: dict[str, Joined] = field(default_factory=dict)
+    joined: dict[str, Holdings] = field(default_factory=dict)
     came: set[str] = field(default_factory=set)  # who has joined, be it that more was asked of it then
     blobs: dict[str, tuple[bytes, Place | None]] = field(default_factory=dict)
     """Of those who joined with their part of the address map, and what place it was made for."""
@@ -266,32 +267,20 @@ class Rendezvous:
             self._join_late(seat, message)
             return
         committed, back_to = ledger.state.generation, ledger.state.back_to
-        if back_to is not None and message.back_to != back_to:
+        holdings = message.holdings
+        if back_to is not None and holdings.back_to != back_to:
             return  # it was said before this was known there
-        if committed is not None and committed.numerics and message.numerics != committed.numerics:
-            self._refuse_numerics(seat, message.numerics, committed.numerics, "the job")
+        if committed is not None and committed.numerics and holdings.numerics != committed.numerics:
+            self._refuse_numerics(seat, holdings.numerics, committed.numerics, "the job")
             return
-        if message.numerics != round_.numerics:  # all say them alike, and each brings a copy: one is kept
-            round_.numerics = message.numerics
+        if holdings.numerics != round_.numerics:  # all say them alike, and each brings a copy: one is kept
+            round_.numerics = holdings.numerics
         round_.came.add(seat.node)
-        round_.joined[seat.node] = Joined(
-            seat.incarnation,
-            message.points,
-            message.own_parts,
-            round_.numerics,
-            message.live,
-            message.looked,
-            message.commits,
-            message.copies,
-            message.page,
-            message.live_step,
-            message.orphaned_pages,
-            message.folder,
-        )
-        if message.failed_with:
-            round_.failed_with[seat.node] = message.failed_with
-        if message.blob:
-            round_.blobs[seat.node] = (message.blob, message.place)
+        if holdings.failed_with:
+            round_.failed_with[seat.node] = holdings.failed_with
+        if holdings.blob:
+            round_.blobs[seat.node] = (holdings.blob, holdings.place)
+        round_.joined[seat.node] = replace(holdings, numerics=round_.numerics, blob=b"", failed_with="")
         if round_.gently and round_.leave_by is None and self.rank_of(seat) is not None:
             round_.leave_by = ledger.now + LEAVE_TOGETHER_S
         self._world.expect_now(seat.slot)
@@ -412,7 +401,7 @@ class Rendezvous:
         default = Place(place.slot, place.slot, self._ledger.policy.world_size)
         return (made_for or default) == place
 
-    def _asks_disks(self, round_: Round, seats: Sequence[Seat], by_rank: dict[int, Joined]) -> bool:
+    def _asks_disks(self, round_: Round, seats: Sequence[Seat], by_rank: dict[int, Holdings]) -> bool:
         """Where memories do not hold enough, the round goes on with those who have looked at their disks."""
         if not must_look(by_rank, self._ledger.state.generation, [seat.slot for seat in seats]):
             return False
@@ -424,7 +413,7 @@ class Rendezvous:
                 self.invite(seats[rank])
         return True
 
-    def _same_numerics(self, seats: Sequence[Seat], by_rank: dict[int, Joined]) -> bool:
+    def _same_numerics(self, seats: Sequence[Seat], by_rank: dict[int, Holdings]) -> bool:
         same = True
         for rank, member in by_rank.items():
             if member.numerics != by_rank[0].numerics:
@@ -517,10 +506,10 @@ class Rendezvous:
     def _join_late(self, seat: Seat, message: Join) -> None:
         """The round was closed by an earlier join of the same member, made for another place: this brings its part."""
         committed, rank = self._ledger.state.generation, self.rank_of(seat)
-        if committed is None or rank is None or message.round != committed.round or not message.blob:
+        if committed is None or rank is None or message.round != committed.round or not message.holdings.blob:
             return
-        if self._is_in_place(message.place, Place(committed.slots[rank], rank, len(committed.slots))):
-            self.publish(seat, Publish(message.sender, committed.generation, message.blob))
+        if self._is_in_place(message.holdings.place, Place(committed.slots[rank], rank, len(committed.slots))):
+            self.publish(seat, Publish(message.sender, committed.generation, message.holdings.blob))
 
     def publish(self, seat: Seat, message: Publish) -> None:
         """A member's part of the address map; with the last one everybody gets the whole."""

@@ -16,11 +16,10 @@ import msgspec
 
 from samebits.core.ledger import Ledger
 from samebits.core.lines import number_of, root_of
-from samebits.core.messages import Register
+from samebits.core.messages import PROOF_BYTES, Register
 from samebits.core.state import Seat
 
 TOKEN_BYTES = 32
-PROOF_BYTES = 32
 _PERSON = b"samebits rule 1b"
 
 

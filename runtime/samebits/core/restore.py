@@ -4,40 +4,22 @@ Replicated state needs one holder, so the point is the greatest anybody holds, n
 holds none. What a member keeps for another rank, as its buddy, counts as held: it is a whole point, and brings that
 rank its own parts back. The last commit lives in the memory of whoever survived, so disks are asked only where no
 memory has enough: looking at one (every byte is verified) may take longer than all the rest of a recovery. Generators'
-states, which a rank's own point alone holds, may have outlived it in its page (``pages``). Else they, like shards, make
-everybody step back, to the greatest point that all such ranks, or their buddies, hold; where there is none, the
-greatest point stands and the choice says what is derived instead.
+states, which a rank's own point alone holds, may have outlived it in its page (:func:`page_obstacle`). Else they, like
+shards, make everybody step back, to the greatest point that all such ranks, or their buddies, hold; where there is
+none, the greatest point stands and the choice says what is derived instead.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from samebits.core.messages import Copy, LiveStep, Loan, OrphanedPage, Page, PageLoan, Pairs
-from samebits.core.pages import obstacle
+from samebits.core.messages import Holdings, LiveStep, Loan, Page, PageLoan, Pairs
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted
 from samebits.core.state import is_on_line
-
-
-@dataclass(frozen=True, slots=True)
-class Joined:
-    """What one member brought into a round."""
-
-    incarnation: int
-    points: tuple[Point, ...]  # on its disk
-    own_parts: bool
-    numerics: Pairs
-    live: Point | None = None  # in its memory
-    looked: bool = True  # at its disk
-    commits: int = 0  # of the line, up to ``live``
-    copies: tuple[Copy, ...] = ()  # that it keeps for others
-    page: Page | None = None  # of its generators
-    live_step: LiveStep | None = None  # that led to ``live``
-    orphaned_pages: tuple[OrphanedPage, ...] = ()  # of ranks of its host whose processes are gone
-    folder: str = ""  # where it looked for ``points``
+from samebits.core.values import replace
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +58,7 @@ class Restore:
         return self.lends.get(rank, ())
 
 
-def without_the_doubtful(joined: Mapping[int, Joined], equal: Point | None) -> dict[int, Joined]:
+def without_the_doubtful(joined: Mapping[int, Holdings], equal: Point | None) -> dict[int, Holdings]:
     """What the members brought, but for what came after ``equal``: the last point that is known to be everybody's."""
 
     def is_equal(point: Point) -> bool:
@@ -94,7 +76,7 @@ def without_the_doubtful(joined: Mapping[int, Joined], equal: Point | None) -> d
 
 
 def must_look(
-    joined: Mapping[int, Joined], committed: GenerationCommitted | None, slots: Sequence[int | None] | None = None
+    joined: Mapping[int, Holdings], committed: GenerationCommitted | None, slots: Sequence[int | None] | None = None
 ) -> bool:
     """Whether the choice depends on disks that have not been looked at.
 
@@ -114,7 +96,7 @@ def must_look(
 
 
 def choose(
-    joined: Mapping[int, Joined],
+    joined: Mapping[int, Holdings],
     committed: GenerationCommitted | None,
     slots: Sequence[int] | None = None,
     suspects: Collection[int] = (),
@@ -189,7 +171,7 @@ def choose(
     return Restore(point, frozenset(holders), sources, text, borrowed, loans, serves, by_page, page_loans)
 
 
-def lost_progress(found: Point | None, known: Point | None, joined: Mapping[int, Joined]) -> str:
+def lost_progress(found: Point | None, known: Point | None, joined: Mapping[int, Holdings]) -> str:
     """Explain why training must not start from ``found``; "" if it may.
 
     Args:
@@ -220,38 +202,70 @@ def lost_steps(found: Point | None, known: Point | None) -> str:
     )
 
 
-def _slots_of(joined: Mapping[int, Joined], slots: Sequence[int | None] | None) -> dict[int, int]:
+def _slots_of(joined: Mapping[int, Holdings], slots: Sequence[int | None] | None) -> dict[int, int]:
     """By rank; where a rank is its slot, they need not be given."""
     found = range(len(joined)) if slots is None else slots
     return {rank: rank if slot is None else slot for rank, slot in enumerate(found)}
 
 
+NO_PAGE = "finds no page of its generators in its host's memory"
+DREW_LATE = "draws random numbers between a step's last collective and its commit"
+PEERS_DREW_LATE = "lacks the commit in its page, and its peers drew between that step's last collective and it"
+NO_SUCH_STEP = "has neither this commit nor the same number of collectives before it in its page"
+
+
+def page_obstacle(page: Page | None, point: Point, commits: int, steps: Collection[LiveStep | None]) -> str:
+    """Say why a page doesn't have its rank's generators at a commit; "" if it has them.
+
+    A rank that was killed in the step that its peers have committed has launched that step's collectives. So its
+    generators at the commit are those before its last collective, unless it drew afterwards. The page of the dead
+    doesn't show that, so it is inferred from the peers, which run the same program: they launched as many collectives
+    in that step as the page counts, and none drew after the last one. Nor did the page's rank in any step before.
+
+    Args:
+        page: of the rank.
+        point: the commit.
+        commits: how many there are up to it.
+        steps: what the ranks that hold the commit know of the step that led there.
+    """
+    if page is None:
+        return NO_PAGE
+    if any(kept.point == point and kept.commits == commits for kept in page.commits):
+        return ""
+    known = [step for step in steps if step is not None]
+    if page.generation != point.generation or page.next_commit != commits or not known:
+        return NO_SUCH_STEP
+    if page.draws_late:
+        return DREW_LATE
+    if any(step.draws_late for step in known):
+        return PEERS_DREW_LATE
+    return "" if all(step.collectives == page.collectives for step in known) else NO_SUCH_STEP
+
+
 class _FoundPage(NamedTuple):
     """The page that brings a rank's generators furthest."""
 
-    obstacle: str  # why it cannot bring them to the commit; empty where it can
+    obstacle: str  # why it cannot bring them to the commit; "" if it can
     lender: int  # the rank that has it
 
 
-def _pages(joined: Mapping[int, Joined], live: Point, slot_of: Mapping[int, int]) -> dict[int, _FoundPage]:
+def _pages(joined: Mapping[int, Holdings], live: Point, slot_of: Mapping[int, int]) -> dict[int, _FoundPage]:
     """By rank, its page: its own, if that can bring its generators to the last commit of ``live``, else one lent."""
     commits = max((member.commits for member in joined.values() if member.live == live), default=0)
     steps = [one.live_step for one in joined.values() if one.live == live and one.commits == commits]
-    orphaned: dict[int, list[tuple[int, Page]]] = {}
+    orphaned: dict[int, list[tuple[int, Page | None]]] = {}
     for lender, member in sorted(joined.items()):
         for orphan in member.orphaned_pages:
             orphaned.setdefault(orphan.slot, []).append((lender, orphan.page))
     found = {}
     for rank, member in joined.items():
-        judged = [_FoundPage(obstacle(member.page, live, commits, steps), rank)]
-        judged += [
-            _FoundPage(obstacle(page, live, commits, steps), lender) for lender, page in orphaned.get(slot_of[rank], ())
-        ]
+        pages = [(rank, member.page), *orphaned.get(slot_of[rank], ())]
+        judged = [_FoundPage(page_obstacle(page, live, commits, steps), lender) for lender, page in pages]
         found[rank] = next((page for page in judged if not page.obstacle), judged[0])
     return found
 
 
-def _copies(joined: Mapping[int, Joined], committed: GenerationCommitted | None) -> dict[int, dict[Point, int]]:
+def _copies(joined: Mapping[int, Holdings], committed: GenerationCommitted | None) -> dict[int, dict[Point, int]]:
     """By slot, the points of it that are kept elsewhere, and the first rank that keeps each."""
     found: dict[int, dict[Point, int]] = {}
     for rank, member in sorted(joined.items()):

@@ -6,8 +6,9 @@ holds what no single part can decide alone: when a round must open and when trai
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from samebits.core.admission import Admission
 from samebits.core.cause_table import CauseClass, Notice, Row
@@ -16,6 +17,7 @@ from samebits.core.consistency import Consistency
 from samebits.core.departures import ask_to_leave
 from samebits.core.durable_points import DurablePoints
 from samebits.core.ending import Ending
+from samebits.core.ends import EndKind
 from samebits.core.equality import Equality
 from samebits.core.hangs import Sight
 from samebits.core.key_records import KeyRecord
@@ -26,27 +28,21 @@ from samebits.core.lost_records import told_more
 from samebits.core.messages import (
     Activity,
     Credential,
-    Digests,
-    EndKind,
-    Figures,
+    Decision,
     Finished,
     FromWorker,
     Heartbeat,
     Join,
     KeyCall,
-    LastWords,
     Leave,
-    Oddity,
-    Paced,
-    PeerGone,
     Process,
     ProcessEnded,
     ProcessSeen,
     Publish,
     Register,
-    SavedPoints,
-    Still,
-    Unwell,
+    Restarting,
+    Said,
+    StopJob,
 )
 from samebits.core.point import Point
 from samebits.core.progress import Watch
@@ -56,6 +52,18 @@ from samebits.core.records import CauseFound, JobCreated, TermStarted, TrainingF
 from samebits.core.remedies import Means, judged
 from samebits.core.rendezvous import Rendezvous
 from samebits.core.repeats import Repeats
+from samebits.core.reports import (
+    Anomaly,
+    Digests,
+    Figures,
+    HealthReport,
+    LastWords,
+    PeerGone,
+    Report,
+    SavedPoints,
+    StallReport,
+    StepTiming,
+)
 from samebits.core.standstill import Standstill
 from samebits.core.state import JobState, Seat
 from samebits.core.stragglers import Stragglers
@@ -98,45 +106,13 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class StopRequested:
-    """Somebody asks for a graceful end."""
-
-    by: str
-
-
-@dataclass(frozen=True, slots=True)
-class Decided:
-    """Somebody around the job has decided this, for its history, and that these nodes are to leave."""
-
-    text: str
-    drain: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class EndSeen:
-    """Who has started a worker's process says how it has ended."""
-
-    end: ProcessEnded
-
-
-@dataclass(frozen=True, slots=True)
-class SightTold:
-    """Whoever follows the job on a process's host says what is seen of it."""
-
-    told: ProcessSeen
-
-
-@dataclass(frozen=True, slots=True)
-class ReplacementsStarting:
-    """A supervisor has started, or is about to start, workers that have not registered yet."""
-
-
-@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed and the socket is drained: deadlines may be judged."""
 
 
-Event = Received | Closed | Stalled | Seen | StopRequested | Decided | EndSeen | SightTold | ReplacementsStarting | Tick
+FromAnybody = StopJob | Decision | ProcessEnded | ProcessSeen | Restarting
+"""What operators and launchers say; anybody who can connect may."""
+Event = Received | Closed | Stalled | Seen | FromAnybody | Tick
 
 
 class SchedulerCore:
@@ -178,6 +154,8 @@ class SchedulerCore:
         self._keys = KeyStore(term=0)
         self._stragglers = Stragglers(ledger)
         self._ending = Ending(ledger, self._world, self._admission, self._rendezvous)
+        self._handlers: dict[type[FromWorker], Callable[[Seat, Any], None]] = {}
+        self._judges: dict[type[Report], Callable[[Seat, Any, Said], None]] = {}
 
     # ---- the contract
 
@@ -188,6 +166,7 @@ class SchedulerCore:
             ledger.write(JobCreated(self._new_job_id, ledger.policy.job_name, ledger.policy.settings))
         ledger.write(TermStarted(max(state.term + 1, self._claimed_term), ledger.boot_id, ledger.now))
         self._keys = KeyStore(state.term)
+        self._register_judges()
         self._world.load()
         for seat in state.seats.values():
             ledger.sessions[seat.session] = seat.node
@@ -218,15 +197,15 @@ class SchedulerCore:
                 self._stalled(gap_s)
             case Seen(session, sight):
                 self._seen(session, sight)
-            case StopRequested(by):
+            case StopJob(by):
                 self._ending.stop(by)
-            case Decided(text, drain):
+            case Decision(text, drain):
                 ask_to_leave(self._ledger, drain, text)
-            case EndSeen(end):
-                self._hear_of_end(end)
-            case SightTold(told):
-                self._hear_of_sight(told)
-            case ReplacementsStarting():
+            case ProcessEnded():
+                self._hear_of_end(event)
+            case ProcessSeen():
+                self._hear_of_sight(event)
+            case Restarting():
                 self._ending.await_replacements()
         ready = self._finish_step()
         self._remember(event, ready)
@@ -366,8 +345,8 @@ class SchedulerCore:
             if accepted is not None:
                 self._repeats.remember(event.session, event.message, self._ledger.presences[accepted.node])
         elif not (
-            isinstance(event, Tick | Seen | SightTold | ReplacementsStarting)
-            or (isinstance(event, Received) and isinstance(event.message, Still | Unwell | Oddity | Paced | Figures))
+            isinstance(event, Tick | Seen | ProcessSeen | Restarting)
+            or (isinstance(event, Received) and isinstance(event.message, Said) and event.message.body.is_aside)
         ):
             self._repeats.forget()
 
@@ -382,41 +361,50 @@ class SchedulerCore:
             return
         self._ending.hear_somebody()
         self._leases.renew(seat)
-        match message:
-            case Heartbeat():
-                self._accepted = seat
-                self._heartbeat(seat, message)
-            case SavedPoints():
-                self._durable_points.take(seat, message)
-            case Digests():
-                self._equality.take(seat, message)
-                self._durable_points.commit_newest({digest.point for digest in message.digests})
-                self._judge_equality()
-            case Join():
-                self._join(seat, message)
-            case Publish():
-                self._rendezvous.publish(seat, message)
-            case LastWords():
-                self._hear_last_words(seat, message)
-            case Still():
-                self._watch.take(seat, message)
-            case PeerGone(_, gone):
-                self._peer_gone(seat, gone)
-            case KeyCall():
-                self._call_keys(message)
-            case Oddity():
-                self._unwell_hosts.note(seat, message, self._rendezvous.rank_of(seat))
-            case Figures(_, figures):
-                self._ledger.presences[seat.node].figures = figures
-            case Unwell():
-                self._unwell_hosts.take(seat, message)
-            case Paced():
-                self._stragglers.take(seat, message)
-                self._unwell_hosts.remind(seat)
-            case Leave():
-                self._leave(seat, message)
+        self._handlers[type(message)](seat, message)
 
-    def _call_keys(self, call: KeyCall) -> None:
+    def _register_judges(self) -> None:
+        """Decide who takes which message of a seated worker, and which report."""
+        self._handlers = {
+            Heartbeat: self._heartbeat,
+            Join: self._join,
+            Publish: self._rendezvous.publish,
+            Leave: self._leave,
+            KeyCall: self._call_keys,
+            Said: self._hear,
+        }
+        self._judges = {
+            StallReport: self._watch.take,
+            HealthReport: self._unwell_hosts.take,
+            Anomaly: self._note_anomaly,
+            StepTiming: self._take_timing,
+            Figures: self._take_figures,
+            SavedPoints: self._durable_points.take,
+            Digests: self._take_digests,
+            LastWords: self._hear_last_words,
+            PeerGone: self._peer_gone,
+        }
+
+    def _hear(self, seat: Seat, said: Said) -> None:
+        """Hand a worker's report to the judge of its kind."""
+        self._judges[type(said.body)](seat, said.body, said)
+
+    def _take_digests(self, seat: Seat, body: Digests, said: Said) -> None:
+        self._equality.take(seat, body, said)
+        self._durable_points.commit_newest({digest.point for digest in body.digests})
+        self._judge_equality()
+
+    def _take_timing(self, seat: Seat, body: StepTiming, said: Said) -> None:
+        self._stragglers.take(seat, body, said)
+        self._unwell_hosts.remind(seat)
+
+    def _take_figures(self, seat: Seat, body: Figures, _said: Said) -> None:
+        self._ledger.presences[seat.node].figures = body.figures
+
+    def _note_anomaly(self, seat: Seat, body: Anomaly, _said: Said) -> None:
+        self._unwell_hosts.note(seat, body, self._rendezvous.rank_of(seat))
+
+    def _call_keys(self, _seat: Seat, call: KeyCall) -> None:
         seats = self._ledger.state.seats
         if self._keys.callers >= CALLERS_A_SEAT * len(seats) + FEW_CALLERS:
             self._keys.forget_callers_but({seat.session for seat in seats.values()})
@@ -513,7 +501,7 @@ class SchedulerCore:
             self._ending.end_job(EndKind.INTERRUPTED, self._rendezvous.in_vain)
 
     def _heartbeat(self, seat: Seat, message: Heartbeat) -> None:
-        ledger = self._ledger
+        self._accepted, ledger = seat, self._ledger
         presence = ledger.presences[seat.node]
         presence.activity, presence.generation = message.activity, message.generation
         presence.round, presence.step = message.round, message.step
@@ -647,12 +635,12 @@ class SchedulerCore:
             self._lose(seat, message.text, spoke=True, status=message.status or 0 if is_own else 0)
         self._ending.if_everybody_left()
 
-    def _hear_last_words(self, seat: Seat, message: LastWords) -> None:
-        """A worker dies of an error: the cause is known from now on, though its seat is not lost before it has left."""
+    def _hear_last_words(self, seat: Seat, body: LastWords, said: Said) -> None:
+        """Take the error that a worker dies of: the cause is known from now on, but its seat is lost when it leaves."""
         presence = self._ledger.presences[seat.node]
-        presence.last_words, presence.step = message.text, message.step
-        if seat.is_held and self._blame_member(seat, message.text, spoke=True):
-            self._ledger.ready.say(f"{seat.title} ({seat.process}) ends: {message.text}", Level.WARNING)
+        presence.last_words, presence.step = body.text, said.step
+        if seat.is_held and self._blame_member(seat, body.text, spoke=True):
+            self._ledger.ready.say(f"{seat.title} ({seat.process}) ends: {body.text}", Level.WARNING)
 
     def _hear_of_end(self, end: ProcessEnded) -> None:
         """Take what a launcher says of a process that has ended.
@@ -701,8 +689,9 @@ class SchedulerCore:
         if seat is not None and presence is not None and seat.process[:3] == (told.host, told.pid, told.started_at):
             presence.sight, presence.seen_at = Sight(told.doing, told.quiet_s), self._ledger.now
 
-    def _peer_gone(self, witness: Seat, session: str) -> None:
-        """A worker saw another one on its host die: that is known long before its connection closes."""
+    def _peer_gone(self, witness: Seat, body: PeerGone, _said: Said) -> None:
+        """Take that a worker saw another one on its host die, which is long before that one's connection closes."""
+        session = body.session
         process = self.process_of_session(session)
         if process is not None and process.host == witness.process.host and session != witness.session:
             self._closed(session, gone=True, witness=witness)

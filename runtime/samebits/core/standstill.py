@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from samebits.core.hangs import SILENT_KINDS, Hang, Sight, told_apart
 from samebits.core.ledger import NAMED
-from samebits.core.messages import MAX_PLACE_CHARS, Phase, Progress
+from samebits.core.reports import MAX_PLACE_CHARS, Phase, Progress
 from samebits.printable import printable
 
 _BY_PHASE = {Phase.DATA: Hang.LOADING, Phase.COMMIT: Hang.SAVING, Phase.COMPILING: Hang.COMPILING}

@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from samebits.core.ends import EndKind
 from samebits.core.lines import number_of, root_of
-from samebits.core.messages import EndKind, Pairs, Process
+from samebits.core.messages import Pairs, Process
 from samebits.core.point import Cut, Point
 from samebits.core.records import (
     CauseFound,

@@ -11,8 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from samebits.core.ledger import Ledger
-from samebits.core.messages import Paced, StepTime
+from samebits.core.messages import Said
 from samebits.core.pace import STEPS, Slowness, compare, own_us, sentence
+from samebits.core.reports import StepTime, StepTiming
 from samebits.core.state import Seat
 
 LEAST_S = 5.0
@@ -29,12 +30,12 @@ class _Watched:
     other_us: int = 0
     other_steps: int = 0
 
-    def take(self, *, differs: bool, message: Paced) -> bool:
+    def take(self, *, differs: bool, timing: StepTiming) -> bool:
         """One more window; whether it has changed sides for good."""
-        time = message.time
-        spent_us = (own_us(time) + time.communication_us) * message.steps
+        time = timing.time
+        spent_us = (own_us(time) + time.communication_us) * timing.steps
         self.other_us, self.other_steps = (
-            (self.other_us + spent_us, self.other_steps + message.steps) if differs else (0, 0)
+            (self.other_us + spent_us, self.other_steps + timing.steps) if differs else (0, 0)
         )
         return self.other_us >= LEAST_S * 1e6 and self.other_steps >= STEPS
 
@@ -44,16 +45,16 @@ class Stragglers:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        self._told: dict[str, Paced] = {}
+        self._told: dict[str, tuple[int, StepTiming]] = {}  # node → generation, and its last window
         self._new: set[str] = set()  # nodes whose window was not compared yet
         self._watched: dict[str, _Watched] = {}
         self._look_at: float | None = None
 
-    def take(self, seat: Seat, message: Paced) -> None:
-        """A member's times of its last steps."""
-        if self._ledger.policy.straggler_factor is None or message.generation != self._ledger.state.generation_number:
+    def take(self, seat: Seat, body: StepTiming, said: Said) -> None:
+        """Take a member's times of its last steps."""
+        if self._ledger.policy.straggler_factor is None or said.generation != self._ledger.state.generation_number:
             return
-        self._told[seat.node] = message
+        self._told[seat.node] = said.generation, body
         self._new.add(seat.node)
         if self._look_at is None:
             self._look_at = self._ledger.now + LOOK_S
@@ -97,17 +98,17 @@ class Stragglers:
         times: dict[str, StepTime] = {}
         for node in nodes:
             told = self._told.get(node)
-            if told is None or told.generation != self._ledger.state.generation_number:
+            if told is None or told[0] != self._ledger.state.generation_number:
                 return None
-            times[node] = told.time
+            times[node] = told[1].time
         return times if len(times) > 1 else None
 
     def _judge(self, node: str, found: Slowness, factor: float) -> None:
-        watched, message = self._watched.setdefault(node, _Watched()), self._told[node]
+        watched, (_, timing) = self._watched.setdefault(node, _Watched()), self._told[node]
         is_slow = bool(watched.text)
         calm = 1.0 + (factor - 1.0) / 2
         differs = not found.exceeds(calm) if is_slow else found.exceeds(factor)
-        if not watched.take(differs=differs, message=message):
+        if not watched.take(differs=differs, timing=timing):
             return
         steps, self._watched[node] = watched.other_steps, _Watched()
         if is_slow:

@@ -13,14 +13,15 @@ from types import MappingProxyType
 
 from samebits.core.health import place_said, said
 from samebits.core.ledger import Ledger
-from samebits.core.messages import OF_A_THREAD, OF_HIDDEN_STATE, Activity, Ailment, Depart, Oddity, Sign, Unwell
+from samebits.core.messages import Activity, Depart, Said
 from samebits.core.ready import Level
+from samebits.core.reports import OF_A_THREAD, OF_HIDDEN_STATE, Ailment, Anomaly, HealthReport, Sign
 from samebits.core.state import Seat
 
-ODDITY_S = 30.0
+ANOMALY_S = 30.0
 """Only one report of odd numbers is shown in this time, because all ranks have the same loss. Of the ends of threads
 and of hidden state, one in the same words."""
-MOST_ODDITIES = 16
+MOST_ANOMALIES = 16
 """From this many on, no further end of a thread and no hidden state is shown in that time."""
 NAMED = 16
 """Readings that a status lists."""
@@ -39,13 +40,13 @@ class UnwellHosts:
         self._again = 0, ""  # in which generation a step has to be computed again, and why
         self._quiet_until: dict[object, float] = {}  # about odd numbers; about what was at fault; about a thread's end
 
-    def take(self, seat: Seat, message: Unwell) -> None:
-        """All that is wrong with a worker's host now: what nobody had said of that host before is said."""
+    def take(self, seat: Seat, body: HealthReport, _said: Said) -> None:
+        """Take all that is wrong with a worker's host now, and log what is new of that host."""
         host, before = seat.process.host, self._of_host(seat.process.host)
         self._drop(seat.node)
-        if message.ailments:
-            self._hosts.setdefault(host, {})[seat.node], self._host_of[seat.node] = message.ailments, host
-            why = next((one for one in message.ailments if one.drains), None)
+        if body.ailments:
+            self._hosts.setdefault(host, {})[seat.node], self._host_of[seat.node] = body.ailments, host
+            why = next((one for one in body.ailments if one.drains), None)
             if why is not None:
                 self._wanting[seat.node] = why
         after, name = self._of_host(host), host.partition("#")[0]
@@ -62,20 +63,20 @@ class UnwellHosts:
         if self._leaving == seat.node and seat.node in self._wanting:
             self._ask(seat, said(self._wanting[seat.node]))  # the first word may be lost
 
-    def note(self, seat: Seat, message: Oddity, rank: int | None) -> None:
+    def note(self, seat: Seat, body: Anomaly, rank: int | None) -> None:
         """Show the first rank's report of an odd number, of a thread that an error ended, or of hidden state."""
-        if message.comes_again:
-            why = f"worker {seat.node} reported what training cannot have: step {message.step} is computed again"
+        if body.comes_again:
+            why = f"worker {seat.node} reported what training cannot have: step {body.step} is computed again"
             self._again = self._ledger.state.generation_number, why
         now = self._ledger.now
-        has_own_words = message.text.startswith((OF_A_THREAD, OF_HIDDEN_STATE))
-        about = message.text if has_own_words else message.is_verdict
+        has_own_words = body.text.startswith((OF_A_THREAD, OF_HIDDEN_STATE))
+        about = body.text if has_own_words else body.is_verdict
         self._quiet_until = {one: until for one, until in self._quiet_until.items() if now < until}
-        if about not in self._quiet_until and not (has_own_words and len(self._quiet_until) >= MOST_ODDITIES):
-            self._quiet_until[about] = now + ODDITY_S
-            parts = [*([] if rank is None else [f"rank {rank}"]), *([str(seat.process)] if message.is_verdict else [])]
+        if about not in self._quiet_until and not (has_own_words and len(self._quiet_until) >= MOST_ANOMALIES):
+            self._quiet_until[about] = now + ANOMALY_S
+            parts = [*([] if rank is None else [f"rank {rank}"]), *([str(seat.process)] if body.is_verdict else [])]
             place = f" ({', '.join(parts)})" if parts else ""
-            self._ledger.announce(f"worker {seat.node}{place}, step {message.step}: {message.text}")
+            self._ledger.announce(f"worker {seat.node}{place}, step {body.step}: {body.text}")
 
     def computed_again(self) -> str:
         """Why all leave the present generation, where a number that was reported is the reason."""

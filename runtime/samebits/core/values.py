@@ -9,6 +9,10 @@ what an earlier release wrote stays readable.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+from itertools import chain
+from operator import attrgetter
 from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
@@ -17,10 +21,68 @@ from msgspec import Meta
 from samebits.errors import ProtocolError
 from samebits.printable import printable
 
-__all__ = ["Int", "Meta", "Schema", "Told", "Value", "replace"]
+__all__ = [
+    "Count",
+    "Few",
+    "Finite",
+    "Hash",
+    "Host",
+    "Id",
+    "Int",
+    "Many",
+    "Meta",
+    "Name",
+    "Node",
+    "Schema",
+    "Seconds",
+    "Share",
+    "Text",
+    "Told",
+    "Value",
+    "line",
+    "replace",
+    "unprintable",
+]
 
+MAX_ID_CHARS = 64  # sessions and job ids: a UUID has 36
+MAX_NAME_CHARS = 200  # as JOB_NAME
+MAX_NODE_CHARS = 128  # as NODE_ID
+MAX_HOST_CHARS = 320  # a host name of 253 (RFC 1035) and a suffix that keeps two hosts of one name apart
+MAX_ITEMS = 4096
+"""Items of a list that a worker sends and that has no bound of its own, such as the restore points that it holds."""
+MAX_MEMBERS = 1 << 17
+"""Items of a list that the scheduler sends: MAX_WORKER_NUM goes to a hundred thousand."""
+_LARGEST_FLOAT = 1.7976931348623157e308
+_LINE, _TEXT = "line", "text"
+
+
+def line(most: int, least: int = 0, **more: Any) -> Meta:
+    """Return the bounds of a text that a peer sends: at most so many characters, all of them printable.
+
+    msgspec checks the length where the value is read, and :func:`unprintable` the characters.
+    """
+    return Meta(min_length=least, max_length=most, extra={"kind": _LINE}, **more)
+
+
+_Of = TypeVar("_Of")
 Int = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 """A signed number of 64 bits: msgpack has twice as many, and whoever writes it back would fail."""
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]  # as every time of a setting
+Share = Annotated[float, Meta(ge=0, le=1e6)]
+Finite = Annotated[float, Meta(ge=-_LARGEST_FLOAT, le=_LARGEST_FLOAT)]  # neither infinite nor NaN
+Hash = Annotated[bytes, Meta(max_length=MAX_ID_CHARS)]
+Id = Annotated[str, line(MAX_ID_CHARS)]
+Name = Annotated[str, line(MAX_NAME_CHARS)]
+Node = Annotated[str, line(MAX_NODE_CHARS)]
+Host = Annotated[str, line(MAX_HOST_CHARS)]
+Text = Annotated[str, Meta(extra={"kind": _TEXT})]
+"""Text for people, of a :class:`Told`: one printable line from the moment the value is made, or read.
+
+Its length is not bounded, so that an escape has room.
+"""
+Few = Annotated[tuple[_Of, ...], Meta(max_length=MAX_ITEMS)]
+Many = Annotated[tuple[_Of, ...], Meta(max_length=MAX_MEMBERS)]
 
 replace = msgspec.structs.replace
 
@@ -33,20 +95,79 @@ class Value(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=
     """
 
 
-_FOR_PEOPLE = ("text", "reason", "cause", "missing")
-"""Fields of a :class:`Told`; their length is not bounded, so that an escape has room. Ids are judged, not escaped."""
-
-
 class Told(Value, frozen=True):
-    """Base of values with text for people: it is one printable line from the moment the value is made, or read."""
+    """Base of values with a field of type :data:`Text`."""
 
     def __post_init__(self) -> None:
-        for name in self.__struct_fields__:
-            if name in _FOR_PEOPLE and not (text := getattr(self, name)).isprintable():
+        for name in _texts_of(type(self)):
+            if not (text := getattr(self, name)).isprintable():
                 msgspec.structs.force_setattr(self, name, printable(text))
 
 
-_Of = TypeVar("_Of")
+@functools.cache
+def _texts_of(kind: type[Value]) -> tuple[str, ...]:
+    """Return the names of the fields of type :data:`Text`."""
+    fields = msgspec.inspect.type_info(kind).fields  # type: ignore[attr-defined]
+    return tuple(one.name for one in fields if getattr(one.type, "extra", None) == {"kind": _TEXT})
+
+
+def unprintable(value: Any) -> str | None:
+    """Return which field of a value is not the printable line that its type says; None if all are.
+
+    A value is checked where it comes in from a peer, not where it is made: a thread of ours must not die of a text.
+    """
+    found = _finder_of(type(value))(value)  # type: ignore[arg-type]  # a class can be hashed, whatever mypy makes of it
+    return None if found is None else f"{type(value).__name__}{found}"
+
+
+_Finder = Callable[[Any], "str | None"]
+"""Finds the path below a value of the first text that is not printable, such as ``.sender.node``."""
+
+
+def _nothing(value: object) -> None:
+    return None
+
+
+@functools.cache
+def _finder_of(kind: type) -> _Finder:
+    return _finder(msgspec.inspect.type_info(kind)) or _nothing
+
+
+def _finder(info: Any) -> _Finder | None:
+    """Return the finder for a type as msgspec describes it; None if the type has no such text."""
+    match info:
+        case msgspec.inspect.Metadata(extra={"kind": "line"}):
+            return lambda text: None if text.isprintable() else ""
+        case msgspec.inspect.Metadata(type=inner):
+            return _finder(inner)
+        case msgspec.inspect.StructType(fields=fields) | msgspec.inspect.NamedTupleType(fields=fields):
+            return _finder_in_fields([(one.name, attrgetter(one.name), _finder(one.type)) for one in fields])
+        case msgspec.inspect.VarTupleType(item_type=msgspec.inspect.TupleType(item_types=items)):
+            # Pairs of texts: ten thousand workers register with the same thirty settings.
+            are_lines = all(getattr(one, "extra", None) == {"kind": _LINE} for one in items)
+            return (lambda pairs: None if "".join(chain(*pairs)).isprintable() else "") if are_lines else None
+        case msgspec.inspect.VarTupleType(item_type=item):
+            find = _finder(item)
+            return None if find is None else lambda values: next((x for x in map(find, values) if x is not None), None)
+        case msgspec.inspect.UnionType(types=types):
+            kinds = {getattr(one, "cls", str): found for one in types if (found := _finder(one)) is not None}
+            return (lambda value: kinds.get(type(value), _nothing)(value)) if kinds else None
+        case _:
+            return None
+
+
+def _finder_in_fields(fields: list[tuple[str, Callable[[Any], Any], _Finder | None]]) -> _Finder | None:
+    inside = [(name, get, find) for name, get, find in fields if find is not None]
+
+    def find_in(value: Any) -> str | None:
+        for name, get, find in inside:
+            if (below := find(get(value))) is not None:
+                return f".{name}{below}"
+        return None
+
+    return find_in if inside else None
+
+
 _PLAIN: tuple[Any, ...] = (str, bytes, int, float, list, tuple)
 
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from samebits.core.messages import Count
-from samebits.core.values import Meta, Schema, Value, replace
+from samebits.core.values import Count, Meta, Schema, Value, replace
 
 MAX_PUTS = 512
 DIGEST_BYTES = 16

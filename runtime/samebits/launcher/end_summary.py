@@ -10,10 +10,10 @@ from collections.abc import Sequence
 
 from samebits.account.history import summary_of_folder
 from samebits.config import Settings
+from samebits.core.ends import EndKind
 from samebits.launcher import job_spec
-from samebits.launcher.exit_report import CORRECT_ARGUMENTS, EXIT_CODES, OWN_ADVICE, Verdict, correction, missing
+from samebits.launcher.exit_report import CORRECT_ARGUMENTS, OWN_ADVICE, Verdict, correction, missing
 from samebits.launcher.following import Following, Result
-from samebits.launcher.job_view import EndKind
 from samebits.launcher.progress import JsonScreen, Screen
 from samebits.spelling import spelled
 
@@ -34,7 +34,7 @@ def say(result: Result, following: Following, settings: Settings, screen: Screen
     else:
         _say_unfinished(verdict, following, settings, step, cost)
     if isinstance(screen, JsonScreen):
-        kind = "finished" if verdict.kind is None else verdict.kind.value
+        kind = "finished" if verdict.kind is None else verdict.kind.label
         screen.end(kind, verdict.exit_code, step, verdict.cause)
 
 
@@ -82,11 +82,11 @@ def _fix(verdict: Verdict, following: Following, settings: Settings) -> str:
             return ""
     if not settings.enable_recovery:
         return ""
-    has_own_advice = verdict.exit_code != EXIT_CODES[EndKind.INTERRUPTED]  # one of ours, which trying again cannot help
+    has_own_advice = verdict.exit_code != EndKind.INTERRUPTED.exit_code  # one of ours, which trying again cannot help
     return f"{OWN_ADVICE}, then {recover}" if verdict.kind is EndKind.INTERRUPTED and has_own_advice else recover
 
 
 def _is_unequal(verdict: Verdict) -> bool:
     """Return whether a rank ended the job because what the ranks hold is in doubt, as an audit does."""
-    code = EXIT_CODES[EndKind.UNEQUAL]
+    code = EndKind.UNEQUAL.exit_code
     return verdict.exit_code == code or f"ended with status {code}:" in verdict.cause

@@ -10,18 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from samebits.core.ends import EndKind
 from samebits.core.restarts import Sort, is_usage_error
-from samebits.errors import (
-    FormationTimeoutError,
-    JobFailedError,
-    JobInterruptedError,
-    JobStoppedError,
-    PointsLostError,
-    ScriptFailedError,
-    UnequalError,
-    UntrainedError,
-)
-from samebits.launcher.job_view import EndKind, JobView
+from samebits.launcher.job_view import JobView
 from samebits.launcher.processes import Death
 from samebits.launcher.supervising import GivenUp
 from samebits.tracebacks import Failure
@@ -223,19 +214,6 @@ def sentences(ends: Sequence[End]) -> str:
     return "; ".join([*map(sentence, found[:MOST_WAYS]), *([f"{more} more ended in other ways"] if more else [])])
 
 
-EXIT_CODES = {
-    EndKind.STOPPED: JobStoppedError.exit_code,
-    EndKind.INTERRUPTED: JobInterruptedError.exit_code,
-    EndKind.FORMATION_TIMEOUT: FormationTimeoutError.exit_code,
-    EndKind.FAILED: JobFailedError.exit_code,
-    EndKind.SCRIPT_FAILED: ScriptFailedError.exit_code,
-    EndKind.UNTRAINED: UntrainedError.exit_code,
-    EndKind.UNEQUAL: UnequalError.exit_code,
-    EndKind.POINTS_LOST: PointsLostError.exit_code,
-}
-KINDS = {code: kind for kind, code in EXIT_CODES.items()}
-
-
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """How the job ended; ``kind`` is None if it finished."""
@@ -247,7 +225,7 @@ class Verdict:
     @classmethod
     def unfinished(cls, kind: EndKind, cause: str, status: int = 0) -> Verdict:
         """Return how an unfinished job ended; ``status`` is the script's own, which then is the job's exit code."""
-        return cls(kind, cause, status or EXIT_CODES[kind])
+        return cls(kind, cause, status or kind.exit_code)
 
 
 FINISHED = Verdict(None, "", 0)

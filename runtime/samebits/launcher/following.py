@@ -10,11 +10,11 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from samebits.core.ends import EndKind
 from samebits.core.lines import replaces
 from samebits.core.restarts import NO_WORKER_LEFT
 from samebits.launcher.exit_report import (
     FINISHED,
-    KINDS,
     MISSING_LINES,
     Deaths,
     End,
@@ -25,7 +25,7 @@ from samebits.launcher.exit_report import (
     verdict_of_all,
     what_others_do,
 )
-from samebits.launcher.job_view import EndKind, JobView, Presence, WorkerView, names_spare
+from samebits.launcher.job_view import JobView, Presence, WorkerView, names_spare
 from samebits.launcher.processes import SCHEDULER, Death, name_of, node_of, spoken
 from samebits.store.process_identity import ProcessIdentity
 from samebits.tracebacks import Failure
@@ -442,8 +442,8 @@ class Following:
             self._close(self._verdict, now, self._leave_s)
 
     def _judge_by_status(self, status: int, last_line: str, now: float) -> None:
-        if status in KINDS:
-            self._close(Verdict.unfinished(KINDS[status], last_line), now, self._leave_s)
+        if (kind := EndKind.of_exit_code(status)) is not None:
+            self._close(Verdict.unfinished(kind, last_line), now, self._leave_s)
         elif status == 0 and not self._recovery:
             self._close(FINISHED, now, LEAVE_AFTER_FINISH_S)
         elif status != 0 and not self._was_linked and not self._restarts:

@@ -11,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from samebits.core.ends import EndKind
 from samebits.service import status
 from samebits.store.process_identity import ProcessIdentity
 
@@ -21,36 +22,6 @@ class Presence(Enum):
     ALIVE = "alive"
     LOST = "lost"
     LEFT = "left"
-
-
-class EndKind(Enum):
-    """How a job ended unfinished."""
-
-    STOPPED = "stopped"
-    INTERRUPTED = "interrupted"
-    FORMATION_TIMEOUT = "formation_timeout"
-    FAILED = "failed"
-    SCRIPT_FAILED = "script_failed"
-    UNTRAINED = "untrained"
-    UNEQUAL = "unequal"
-    POINTS_LOST = "points_lost"
-
-    @property
-    def words(self) -> str:
-        """How a sentence tells it, as in ``the job was stopped``."""
-        return _ENDED[self]
-
-
-_ENDED = {
-    EndKind.STOPPED: "was stopped",
-    EndKind.INTERRUPTED: "was interrupted",
-    EndKind.FORMATION_TIMEOUT: "was interrupted",
-    EndKind.FAILED: "failed",
-    EndKind.SCRIPT_FAILED: "was ended by its script",
-    EndKind.UNTRAINED: "was not trained",
-    EndKind.UNEQUAL: "was ended, because its ranks differ",
-    EndKind.POINTS_LOST: "could not go on",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,4 +212,4 @@ def _stall(content: dict[str, Any] | None) -> Stall | None:
 
 
 def _interruption(content: dict[str, Any]) -> Interruption:
-    return Interruption(EndKind(content["kind"]), content["step"], content["cause"], content.get("status", 0))
+    return Interruption(EndKind[content["kind"].upper()], content["step"], content["cause"], content.get("status", 0))

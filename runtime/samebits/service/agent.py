@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
 import faulthandler
 import itertools
 import os
@@ -35,15 +34,12 @@ from samebits.core.agent_events import (
     BreakGroup,
     Called,
     CommittedByAll,
-    Compared,
     Completed,
     Connected,
     Disconnected,
-    EndReason,
     EnterAgain,
     Entered,
     Failed,
-    Felt,
     FoundEqual,
     GaveUp,
     Heard,
@@ -54,49 +50,50 @@ from samebits.core.agent_events import (
     Mapped,
     MustEnd,
     Notice,
+    Observed,
     Over,
-    Pace,
     Passed,
     RefusedByAll,
-    Reported,
-    Saved,
-    SawDeath,
     SchedulerAway,
     SchedulerBack,
     Seated,
-    Spoke,
     ToldToWait,
     Trains,
     Waits,
 )
 from samebits.core.elsewhere import LookElsewhere
+from samebits.core.ends import EndKind
 from samebits.core.key_calls import MAX_OPEN_CALLS
-from samebits.core.messages import Admitted, Digest, Figure, GenerationStarted, KeyAnswer, KeyOp, Place, Progress
+from samebits.core.messages import Admitted, GenerationStarted, Holdings, KeyAnswer, KeyOp, Place
 from samebits.core.point import Point
+from samebits.core.reports import (
+    MAX_ANOMALY_CHARS,
+    Anomaly,
+    Digest,
+    Digests,
+    Figure,
+    Figures,
+    LastWords,
+    PeerGone,
+    Progress,
+    Report,
+    SavedPoints,
+    StallReport,
+    StepTiming,
+)
 from samebits.errors import (
-    DuplicateNodeError,
     FencedError,
-    FormationTimeoutError,
     GenerationEndedError,
     HostsUpdatedInterrupt,
-    JobFailedError,
-    JobInterruptedError,
-    JobStoppedError,
     KeyValueError,
     KeyValueTimeoutError,
-    NumericsError,
-    PointsLostError,
-    RefusedError,
     SameBitsError,
-    SchedulerUnreachableError,
-    ScriptFailedError,
     SecretError,
     StuckError,
-    UnequalError,
-    UntrainedError,
 )
 from samebits.net.client import Client, Down, Got, PassedOver, ShutOut, TurnedAway, Up
 from samebits.net.curve import cluster_keys
+from samebits.printable import printable
 from samebits.scheduler_hosts import names_one, shown
 from samebits.service import clock, log
 from samebits.service.health.device_look import WatchedDevice
@@ -118,22 +115,6 @@ COUNTDOWN_S = 5.0  # how often a process that waits for its seat says how long
 _MEMBER_LOST = "a member was lost: this generation is over"
 
 _Found = TypeVar("_Found")
-
-_ERRORS: dict[EndReason, type[SameBitsError]] = {
-    EndReason.DUPLICATE: DuplicateNodeError,
-    EndReason.REFUSED: RefusedError,
-    EndReason.NUMERICS: NumericsError,
-    EndReason.UNREACHABLE: SchedulerUnreachableError,
-    EndReason.STOPPED: JobStoppedError,
-    EndReason.INTERRUPTED: JobInterruptedError,
-    EndReason.FORMATION_TIMEOUT: FormationTimeoutError,
-    EndReason.FAILED: JobFailedError,
-    EndReason.SCRIPT_FAILED: ScriptFailedError,
-    EndReason.UNTRAINED: UntrainedError,
-    EndReason.UNEQUAL: UnequalError,
-    EndReason.POINTS_LOST: PointsLostError,
-    EndReason.STUCK: StuckError,
-}
 
 
 class Agent:
@@ -168,8 +149,9 @@ class Agent:
         self.figures: tuple[Figure, ...] = ()
         self._usage: tuple[Figure, ...] = ()
         self.observe: Callable[[], Progress | None] = lambda: None
-        self.pace: Pace | None = None
-        self._progress: Progress | None = None
+        self.pace: StepTiming | None = None
+        self._reported_pace: StepTiming | None = None
+        self._reported_figures = Figures()
         self._observed_at = 0.0
         self.on_break: Callable[[str], None] = lambda _reason: None
         self.interrupted = False
@@ -220,11 +202,11 @@ class Agent:
         self.keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
         host, port = settings.sched_host, settings.sched_port
         self._client = Client(host, port, self.session, settings.node_timeout_s, keys=self.keys)
-        self._deaths = DeathWatch(lambda session: self._post(SawDeath(session)))
+        self._deaths = DeathWatch(lambda session: self._report(PeerGone(session)))
         self._sightings = Sightings(settings.node_timeout_s)
         self._beside: dict[str, ProcessIdentity] = {}  # whom this process watches, by node
         self.life_sign = LifeSign.if_possible(process.host, self.session)
-        self._health = HealthLook(settings, lambda ailments: self._post(Felt(ailments)), self._take_usage)
+        self._health = HealthLook(settings, self._report, self._take_usage)
         self._preemption = PreemptionLook.of(settings)
         self._thread = threading.Thread(target=self._run, name="samebits-agent", daemon=True)
 
@@ -273,12 +255,12 @@ class Agent:
         self._post(Failed())
 
     def enter(
-        self, entered: Entered, again: Callable[[EnterAgain], Entered] | None = None
+        self, holdings: Holdings, again: Callable[[EnterAgain], Holdings] | None = None
     ) -> GenerationStarted | Point:
         """Wait in the rendezvous for a generation; the final point where training is finished.
 
         Args:
-            entered: what this process brings.
+            holdings: what this process brings.
             again: called where the round needs something else of it; not needed by who has looked at its disk.
 
         Raises:
@@ -289,7 +271,7 @@ class Agent:
             self._began = self._map = self._again = None
         while True:
             if self._over is None and self._began is None:  # else what was asked is settled meanwhile
-                self._post(dataclasses.replace(entered, seen=seen))
+                self._post(Entered(holdings, seen))
             self._wait(lambda: self._answer() is not None or None)
             answer = self._answer()
             assert answer is not None, "only this thread takes it away"
@@ -298,7 +280,7 @@ class Agent:
             if not isinstance(answer, EnterAgain):
                 return answer
             self._again = None
-            entered = entered if again is None else again(answer)
+            holdings = holdings if again is None else again(answer)
 
     def _answer(self) -> Point | GenerationStarted | EnterAgain | None:
         return self._over or self._began or self._again
@@ -329,11 +311,11 @@ class Agent:
 
     def report_saved(self, points: Sequence[Point]) -> None:
         """Tell the scheduler which points this process's disk holds, rising."""
-        self._post(Saved(tuple(points), self.stalled_s))
+        self._report(SavedPoints.of(points, self.stalled_s))
 
     def report_digests(self, digests: Sequence[Digest]) -> None:
         """Tell the scheduler what this process's state was at its commits."""
-        self._post(Compared(tuple(digests)))
+        self._report(Digests.of(digests))
 
     def complete(self, generation: int, step: int, digests: Sequence[Digest]) -> Point:
         """The user's function returned and its last commit is durable: wait until that is so on every rank.
@@ -401,7 +383,7 @@ class Agent:
 
     def report_oddity(self, step: int, text: str, *, is_verdict: bool = False, comes_again: bool = False) -> None:
         """Tell the scheduler of a number that training cannot have, or what was at fault, for everybody to see."""
-        self._post(Reported(step, text, is_verdict, comes_again))
+        self._report(Anomaly(step, printable(text, MAX_ANOMALY_CHARS), is_verdict, comes_again))
 
     def watch(self, node: str, at: Whereabouts) -> bool:
         """Tell from now on when this worker of the same host dies, or stands still; false where it cannot be seen."""
@@ -414,7 +396,7 @@ class Agent:
     def speak_last(self, text: str) -> None:
         """Tell the scheduler what this process is about to die of."""
         self._is_dying = True
-        self._post(Spoke(text))
+        self._report(LastWords(text))
 
     def leave(self, *, on_purpose: bool, text: str, status: int | None = 0) -> None:
         """Give the seat up and close the connection: the process ends now, with this status, None if not known."""
@@ -474,6 +456,9 @@ class Agent:
         self._events.append(event)
         self._client.wake()
 
+    def _report(self, body: Report) -> None:
+        self._post(Observed(body))
+
     def _run(self) -> None:
         if self.life_sign is not None:
             self.life_sign.hold()
@@ -492,6 +477,7 @@ class Agent:
             if self.life_sign is not None:
                 self.life_sign.beat()
             self._client.wait(self._pause_s(wake_at))
+            self._observe()
             for event in [self._passed(), *self._arrived()]:  # what it says is said of the present step
                 self._carry_out(self._core.step(event, clock.now_s()))
                 self._left = self._left or isinstance(event, Leaving)
@@ -513,11 +499,26 @@ class Agent:
     def _take_usage(self, usage: tuple[Figure, ...]) -> None:
         self._usage = usage  # said with the next heartbeat
 
-    def _passed(self) -> Passed:
+    def _observe(self) -> None:
+        """Take what the sensors have found that do not report by themselves."""
+        found: list[Report] = []
         now = clock.now_s()
         if now - self._observed_at >= self._settings.heartbeat_interval_s / 2:
-            self._observed_at, self._progress = now, self.observe()
-        return Passed(self.step, self._progress, self.pace, self.figures + self._usage)
+            self._observed_at = now
+            found.append(StallReport(self.observe()))
+        pace = self.pace
+        if pace is not None and pace is not self._reported_pace:
+            self._reported_pace = pace
+            found.append(pace)
+        figures = Figures.of(self.figures + self._usage)
+        if figures != self._reported_figures:
+            self._reported_figures = figures
+            found.append(figures)
+        for body in found:
+            self._carry_out(self._core.step(Observed(body), now))
+
+    def _passed(self) -> Passed:
+        return Passed(self.step)
 
     def _pause_s(self, wake_at: float | None) -> float:
         """Never longer than a heartbeat's interval: that Python runs here is to be seen (``LifeSign.beat``)."""
@@ -606,12 +607,13 @@ class Agent:
                 with self._changed:
                     self._over = point
                     self._changed.notify_all()
-            case MustEnd(EndReason.FENCED, text, may_return):
+            case MustEnd(EndKind.FENCED, text, may_return):
                 self._must_end(FencedError(text, may_return=may_return))
-            case MustEnd(EndReason.STUCK, text):
+            case MustEnd(EndKind.STUCK, text):
                 self._end_stuck(text)
             case MustEnd(reason, text):
-                self._must_end(_ERRORS[reason](text))
+                assert reason.error is not None, "a job that is finished ends by itself"
+                self._must_end(reason.error(text))
             case AskedToLeave(text):
                 log.say(f"asked to leave: {text}")
                 os.kill(os.getpid(), signal.SIGTERM)  # the main thread knows when it may, and so does a plain script's

@@ -18,7 +18,7 @@ from samebits.errors import CheckpointError, LockedError, StoreError
 from samebits.net.copies import MAX_TEXT_BYTES, Declined, FromKeeper, KeeperSocket, Offer, Piece, Said, Taken, Whole
 from samebits.net.curve import KeyPair
 from samebits.store.checkpoint import MemoryRoom
-from samebits.store.checkpoint.memory.copied_buffer import CopyOffer, IncomingCopy, has_copy
+from samebits.store.checkpoint.copied_buffer import CopyOffer, IncomingCopy, has_copy
 
 
 @dataclass(slots=True)

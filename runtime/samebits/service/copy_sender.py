@@ -19,8 +19,8 @@ from samebits.errors import StoreError
 from samebits.net.copies import PIECE_BYTES, WINDOW_BYTES, Declined, Keeper, Offer, Piece, SenderSocket, Taken, Whole
 from samebits.net.curve import KeyPair
 from samebits.store.checkpoint import Location
-from samebits.store.checkpoint.memory.copied_buffer import OutgoingCopy, outgoing_copy
-from samebits.store.checkpoint.memory.memory_room import NAMES
+from samebits.store.checkpoint.copied_buffer import OutgoingCopy, outgoing_copy
+from samebits.store.checkpoint.memory_room import NAMES
 
 SILENT_S = 10.0
 """How long a keeper may leave a piece unanswered."""

@@ -15,10 +15,11 @@ from pathlib import Path
 from samebits import strict_json
 from samebits.core.events import Chronicle, Event, Kind, event_in
 from samebits.core.goodput import goodput_of
+from samebits.core.messages import Decision
 from samebits.core.ready import Note, Send
 from samebits.core.records import Record
-from samebits.core.scheduler import Decided, Received, SchedulerCore
 from samebits.core.scheduler import Event as CoreEvent
+from samebits.core.scheduler import Received, SchedulerCore
 from samebits.service import clock, log
 from samebits.store import event_log
 from samebits.store.event_log import EventLog, read_lines
@@ -42,7 +43,7 @@ class EventWriter:
         """The core has taken an event into account."""
         if self._log is not None and type(event) is Received:
             self._chronicle.heard(event.message, now)
-        elif self._log is not None and type(event) is Decided:
+        elif self._log is not None and type(event) is Decision:
             self._chronicle.decided(event.text, event.drain, now)
 
     def write(self, records: Iterable[Record], sends: Iterable[Send], notes: list[Note], now: float) -> None:

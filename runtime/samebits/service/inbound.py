@@ -12,31 +12,16 @@ from typing import Protocol
 
 from samebits.core.messages import (
     Decision,
-    Digests,
-    Figures,
-    Heartbeat,
-    Join,
-    KeyCall,
-    LastWords,
-    Leave,
-    Oddity,
-    Paced,
-    PeerGone,
+    FromWorker,
     ProcessEnded,
     ProcessSeen,
-    Publish,
     Refusal,
     Refused,
     Register,
-    Restarting,
-    SavedPoints,
     StatusQuery,
-    Still,
-    StopJob,
-    Unwell,
 )
 from samebits.core.ready import Note, Ready
-from samebits.core.scheduler import Decided, EndSeen, Event, Received, ReplacementsStarting, SightTold, StopRequested
+from samebits.core.scheduler import Event, FromAnybody, Received
 from samebits.net.server import Arrived, Garbled, Rejected
 from samebits.service import clock
 from samebits.service.followers import Followers
@@ -48,7 +33,7 @@ MOST_ENDS = 256
 """And so many ends of processes, or sights of them."""
 
 
-Told = Received | StopRequested | Decided | EndSeen | SightTold | ReplacementsStarting
+Told = Received | FromAnybody
 """What a core can be told by what arrives."""
 
 
@@ -95,9 +80,9 @@ class Inbound:
                 if isinstance(event, str):
                     self._strangers.garbled(self._line.address_of(peer), event)
                     return None
-                if isinstance(event, Decided) and _is_too_often(self._decided_at, MOST_DECISIONS):
+                if isinstance(event, Decision) and _is_too_often(self._decided_at, MOST_DECISIONS):
                     return None  # whoever wants a node gone asks again
-                is_about_process = isinstance(event, EndSeen | SightTold)
+                is_about_process = isinstance(event, ProcessEnded | ProcessSeen)
                 return None if is_about_process and _is_too_often(self._ended_at, MOST_ENDS) else event
 
     def _garbled(self, garbled: Garbled) -> None:
@@ -130,36 +115,9 @@ def _event_in(peer: str, message: object) -> Told | str:
     problem = implausible(message)
     if problem is not None:
         return problem
-    match message:
-        case StopJob(by):
-            return StopRequested(by)
-        case Decision(text, drain):
-            return Decided(text, drain)
-        case ProcessEnded():
-            return EndSeen(message)
-        case ProcessSeen():
-            return SightTold(message)
-        case Restarting():
-            return ReplacementsStarting()
-        case Register():
-            session = message.session
-        case (
-            Heartbeat()
-            | Join()
-            | Publish()
-            | LastWords()
-            | Leave()
-            | SavedPoints()
-            | PeerGone()
-            | Digests()
-            | Still()
-            | KeyCall()
-            | Unwell()
-            | Oddity()
-            | Paced()
-            | Figures()
-        ):
-            session = message.sender.session
-        case _:
-            return f"{type(message).__name__} is not a worker's message"
+    if isinstance(message, FromAnybody):
+        return message
+    if not isinstance(message, FromWorker):
+        return f"{type(message).__name__} is not a worker's message"
+    session = message.session if isinstance(message, Register) else message.sender.session
     return Received(peer, message) if session == peer else "it speaks for another session"

@@ -23,9 +23,9 @@ from pathlib import Path
 
 from samebits import config
 from samebits.config import Role, Settings
-from samebits.core.agent_events import Entered
-from samebits.core.messages import FINAL, Digest, GenerationStarted
+from samebits.core.messages import GenerationStarted, Holdings
 from samebits.core.point import Point
+from samebits.core.reports import FINAL, Digest
 from samebits.errors import GenerationEndedError, SameBitsError, SettingsError
 from samebits.net.address import free_port
 from samebits.service import log
@@ -117,7 +117,7 @@ class Launcher:
 
     def _hold_seat(self) -> int:
         while not self._is_asked_to_leave:
-            place = self._agent.enter(Entered((), own_parts=False, numerics=()))
+            place = self._agent.enter(Holdings((), own_parts=False, numerics=()))
             if not isinstance(place, GenerationStarted):
                 return 0  # finished while this process was away
             try:

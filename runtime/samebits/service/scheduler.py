@@ -23,25 +23,17 @@ from samebits.config import Settings, fixed_settings, inherited_sockets
 from samebits.core import records
 from samebits.core.key_records import KeyRecord
 from samebits.core.ledger import Mend, Policy
-from samebits.core.messages import EndKind, KeyAnswer
+from samebits.core.messages import KeyAnswer, StopJob
 from samebits.core.ready import Ended, Level, Note, Ready, Send
-from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Seen, Stalled, StopRequested, Tick
+from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Seen, Stalled, Tick
 from samebits.core.state import JobState
 from samebits.errors import (
     ClaimRemovedError,
     ForeignFolderError,
-    FormationTimeoutError,
-    JobFailedError,
-    JobInterruptedError,
-    JobStoppedError,
     LockedError,
-    PointsLostError,
     SchedulerLeftError,
-    ScriptFailedError,
     StoreError,
     SupersededError,
-    UnequalError,
-    UntrainedError,
 )
 from samebits.net.address import place_of, taken_over
 from samebits.net.curve import cluster_keys
@@ -300,7 +292,7 @@ class SchedulerService:
         """What has come in, but for heartbeats that only say again what was said before: they are done with."""
         events: list[Event] = []
         while self._stop_by:
-            events.append(StopRequested(self._stop_by.pop()))
+            events.append(StopJob(self._stop_by.pop()))
         for incoming in server.drain():
             if type(incoming) is Arrived and not events and core.repeats(incoming.peer, incoming.message, now):
                 continue
@@ -515,18 +507,3 @@ def policy_of(settings: Settings) -> Policy:
 
 def _shown(settings: Iterable[tuple[str, str]]) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings)
-
-
-def exit_code_of(ended: Ended) -> int:
-    """The status a scheduler process leaves with."""
-    return {
-        EndKind.FINISHED: 0,
-        EndKind.STOPPED: JobStoppedError.exit_code,
-        EndKind.INTERRUPTED: JobInterruptedError.exit_code,
-        EndKind.FORMATION_TIMEOUT: FormationTimeoutError.exit_code,
-        EndKind.FAILED: JobFailedError.exit_code,
-        EndKind.SCRIPT_FAILED: ScriptFailedError.exit_code,
-        EndKind.UNTRAINED: UntrainedError.exit_code,
-        EndKind.UNEQUAL: UnequalError.exit_code,
-        EndKind.POINTS_LOST: PointsLostError.exit_code,
-    }[ended.kind]

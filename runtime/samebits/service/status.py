@@ -20,7 +20,6 @@ from samebits.core.ledger import NAMED
 from samebits.core.messages import (
     MAX_DECISION,
     MAX_END_CHARS,
-    MAX_ITEMS,
     MAX_STOPPED_BY,
     Decision,
     ProcessEnded,
@@ -30,10 +29,11 @@ from samebits.core.messages import (
     StatusQuery,
     StopJob,
 )
-from samebits.core.messages import MEASURED as MEASURED
 from samebits.core.records import JobInterrupted, Record, SeatLost, TermStarted
+from samebits.core.reports import MEASURED as MEASURED
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.state import JobState, Seat
+from samebits.core.values import MAX_ITEMS
 from samebits.printable import printable
 from samebits.service.job_journal import history_of
 from samebits.store.journal import read_journal
@@ -212,7 +212,7 @@ def _losses(history: list[Record]) -> dict[str, Any]:
 
 
 def _interruption(record: JobInterrupted) -> dict[str, Any]:
-    return {"kind": record.kind.name.lower(), "step": record.step, "cause": record.cause, "status": record.status}
+    return {"kind": record.kind.label, "step": record.step, "cause": record.cause, "status": record.status}
 
 
 def _interruption_of_last_term(history: list[Record]) -> JobInterrupted | None:

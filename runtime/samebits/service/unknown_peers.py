@@ -9,30 +9,13 @@ that neither memory nor log grows with them.
 from __future__ import annotations
 
 import enum
-import functools
-import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from samebits.core.messages import (
-    MAX_NAME_CHARS,
-    Credential,
-    Decision,
-    Digests,
-    Figures,
-    Join,
-    Oddity,
-    Pairs,
-    ProcessEnded,
-    ProcessSeen,
-    Register,
-    Still,
-    StopJob,
-    Unwell,
-)
+from samebits.core.messages import Register
 from samebits.core.ready import Level, Note
-from samebits.core.replacements import PROOF_BYTES
+from samebits.core.values import unprintable
 from samebits.net.server import Rejection
 
 LINE_INTERVAL_S = 30.0
@@ -46,7 +29,6 @@ UNSAID = 64
 REFUSALS_SAID = 64
 """Refused registrations that are said one by one in ``LINE_INTERVAL_S``: a host's worth of waiting workers."""
 
-MAX_PAIRS = 64
 MAX_PID = 1 << 22  # Linux's own bound (proc(5), pid_max)
 
 
@@ -163,67 +145,10 @@ class UnknownPeers:
 
 
 def implausible(message: object) -> str | None:
-    """Why no process of ours says this, though it is well-formed; None where it may be a worker's or a tool's."""
-    sender = getattr(message, "sender", None)
-    if isinstance(sender, Credential) and not (sender.job.isprintable() and sender.node.isprintable()):
-        return f"{type(message).__name__}.sender is not printable"
-    match message:
-        case Register():
-            return _implausible_register(message)
-        case Digests(_, digests):
-            texts = (text for one in digests for part in one.parts for text in (part.name, part.value))
-            return None if all(map(str.isprintable, texts)) else "Digests has a part that is not printable"
-        case Join(folder=folder):
-            return None if folder.isprintable() else "Join.folder is not printable"
-        case Still(_, _, _, progress) if progress is not None:
-            return None if progress.place.isprintable() else "Still.progress.place is not printable"
-        case Unwell(_, ailments):
-            are_printable = all(one.where.isprintable() for one in ailments)
-            return None if are_printable else "Unwell has a path that is not printable"
-        case Oddity(_, _, text):
-            return None if text.isprintable() else "Oddity.text is not printable"
-        case Figures(_, figures):
-            are_numbers = all(one.name.isprintable() and math.isfinite(one.value) for one in figures)
-            return None if are_numbers else "Figures has a name that is not printable, or what is no number"
-        case StopJob(by):
-            return None if by.isprintable() else "StopJob.by is not printable"
-        case Decision(text, drain):
-            is_printable = text.isprintable() and all(map(str.isprintable, drain))
-            return None if is_printable else "Decision is not printable"
-        case ProcessEnded(node, host, _, _, text, error=error):
-            is_printable = all(map(str.isprintable, (node, host, text, error)))
-            return None if is_printable else "ProcessEnded is not printable"
-        case ProcessSeen(node, host):
-            return None if node.isprintable() and host.isprintable() else "ProcessSeen is not printable"
-        case _:
-            return None
-
-
-def _implausible_register(message: Register) -> str | None:
-    process = message.process
-    for name, text in (
-        ("job", message.job),
-        ("job_name", message.job_name),
-        ("node", message.node),
-        ("session", message.session),
-        ("process.host", process.host),
-        ("process.device", process.device),
-    ):
-        if not text.isprintable():
-            return f"Register.{name} is not printable"
-    if not message.node or " " in message.node or "/" in message.node:
-        return "Register.node is no NODE_ID"
-    if not 0 < process.pid <= MAX_PID or process.started_at < 0:
-        return f"Register.process: pid {process.pid}, started at {process.started_at}, is no process"
-    if len(message.proof) > PROOF_BYTES:
-        return f"Register.proof has {len(message.proof)} bytes, at most {PROOF_BYTES} are accepted"
-    if message.incarnation < 0:
-        return f"Register.incarnation is {message.incarnation}"
-    return None if _are_pairs(message.settings) else "Register.settings are too many, too long or not printable"
-
-
-@functools.lru_cache(maxsize=4)  # everybody's settings are the same; what one stranger says is bounded by its message
-def _are_pairs(pairs: Pairs) -> bool:
-    return len(pairs) <= MAX_PAIRS and all(
-        len(text) <= MAX_NAME_CHARS and text.isprintable() for pair in pairs for text in pair
-    )
+    """Return why no process of ours says this, though it is well-formed; None if one may say it."""
+    if isinstance(message, Register):
+        process = message.process
+        if not 0 < process.pid <= MAX_PID or process.started_at < 0:
+            return f"Register.process: pid {process.pid}, started at {process.started_at}, is no process"
+    field = unprintable(message)
+    return None if field is None else f"{field} is not printable"

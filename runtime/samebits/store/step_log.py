@@ -26,7 +26,7 @@ from pathlib import Path
 from samebits.errors import ForeignFolderError, StoreError
 from samebits.spelling import spelled
 from samebits.store import durable, journal_format, step_record
-from samebits.store.checkpoint.local.folder import oldest_step_in
+from samebits.store.checkpoint.folder import oldest_step_in
 from samebits.store.journal_format import JournalFormatError
 from samebits.store.step_record import Entry, History, LogHeader, StepEntryError, StepRecord
 

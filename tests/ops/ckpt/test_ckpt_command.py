@@ -21,7 +21,7 @@ from samebits.commands.ckpt.verifying import Progress
 from samebits.errors import CheckpointError
 from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import FoundPoint, TensorPart, rank_directory, read, write_point
-from samebits.store.checkpoint.local.folder import move_damaged_aside, temporary_directory
+from samebits.store.checkpoint.folder import move_damaged_aside, temporary_directory
 from samebits.store.lock import DirectoryLock
 from samebits.store.owner import claim_folder
 from tests.store.forging import STATE, changes, fields_of, forge

@@ -5,7 +5,7 @@ The line is walked back through the generations as they were committed; the reco
 
 from __future__ import annotations
 
-from samebits.core.messages import Join, RoundId
+from samebits.core.messages import Holdings, Join, RoundId
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, JobRebuilt
 
@@ -22,7 +22,7 @@ class Line:
         self.last: GenerationCommitted | None = None  # that was decided; another record may share its group commit
         self._made_anew: GenerationCommitted | None = None  # the last one, as a job that was made anew knows it
         self._oldest = 0  # of the generations whose points a job that was made anew still knows to be its own
-        self._brought: dict[tuple[RoundId, str, int], Join] = {}
+        self._brought: dict[tuple[RoundId, str, int], Holdings] = {}
 
     def rebuilt(self, record: JobRebuilt, committed: list[GenerationCommitted]) -> None:
         """An earlier job begins anew; ``committed`` is what its lost journal held."""
@@ -54,13 +54,13 @@ class Line:
         """A member has joined; what is said of a round that has made a generation comes too late to count."""
         if self.last is not None and join.round <= self.last.round:
             return
-        self._brought[join.round, join.sender.node, join.sender.incarnation] = join
+        self._brought[join.round, join.sender.node, join.sender.incarnation] = join.holdings
 
-    def join_of(self, round_: RoundId, node: str, incarnation: int) -> Join | None:
+    def join_of(self, round_: RoundId, node: str, incarnation: int) -> Holdings | None:
         """What this member brought into this round."""
         return self._brought.get((round_, node, incarnation))
 
-    def joins_of(self, record: GenerationCommitted) -> list[Join | None]:
+    def joins_of(self, record: GenerationCommitted) -> list[Holdings | None]:
         """What each rank brought."""
         return [self.join_of(record.round, node, incarnation) for node, incarnation in record.members]
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from samebits.core.ends import EndKind
 from samebits.core.messages import (
     AddressMap,
     Admitted,
     EndJob,
-    EndKind,
     Finished,
     FromScheduler,
     GenerationStarted,

@@ -9,7 +9,8 @@ cannot have come further without it. Anything older in a memory may have been ov
 
 from __future__ import annotations
 
-from samebits.core.messages import Copy, EndKind, GenerationStarted, Join
+from samebits.core.ends import EndKind
+from samebits.core.messages import Copy, GenerationStarted, Holdings
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted
 from samebits.core.scheduler import Event
@@ -45,7 +46,7 @@ class RestorePoint(Checker):
         if record.restore != expected:
             self.violated(f"{record}: the members hold {on_line} and copies {copies}; expected {expected}")
 
-    def _credible(self, join: Join) -> Join:
+    def _credible(self, join: Holdings) -> Holdings:
         """Where the ranks of the last generation differed, only what was everybody's before."""
         disk = self.world.witness.disk
         last = self.world.witness.line.committed[-1:]
@@ -59,7 +60,7 @@ class RestorePoint(Checker):
         copies = tuple(copy for copy in join.copies if copy.point <= equal)
         return replace(join, points=points, live=live, copies=copies)
 
-    def _suffices(self, joins: list[Join], on_line: list[set[Point]]) -> bool:
+    def _suffices(self, joins: list[Holdings], on_line: list[set[Point]]) -> bool:
         """Whether what is remembered is as far as anybody can have come, and everybody's own parts are there."""
         last = self.world.witness.line.committed[-1]
         remembered = [join.live for join in joins if join.live is not None]
@@ -98,11 +99,13 @@ class RestorePoint(Checker):
             self.violated(f"{message}: its source brought {source}")
 
 
-def _held(join: Join) -> set[Point]:
+def _held(join: Holdings) -> set[Point]:
     return {*join.points, *([join.live] if join.live is not None else [])}
 
 
-def _greatest(joins: list[Join], on_line: list[set[Point]], copies: list[Copy], slots: tuple[int, ...]) -> Point | None:
+def _greatest(
+    joins: list[Holdings], on_line: list[set[Point]], copies: list[Copy], slots: tuple[int, ...]
+) -> Point | None:
     """The most advanced; where members need their own parts, the most advanced that those all hold, or others for
     them.
     """

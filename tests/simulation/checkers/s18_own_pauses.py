@@ -6,8 +6,9 @@ costs nobody the seat: who is back says so when it is asked.
 
 from __future__ import annotations
 
-from samebits.core.messages import Activity, Heartbeat, Join, Leave, PeerGone
+from samebits.core.messages import Activity, Heartbeat, Join, Leave, Said
 from samebits.core.records import SeatLost
+from samebits.core.reports import PeerGone
 from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled
 from tests.simulation.checkers.base import EPSILON_S, Checker
 
@@ -65,8 +66,8 @@ class OwnPauses(Checker):
             return
         if isinstance(event, Closed) and event.gone and event.session == holder.session:
             return
-        if isinstance(event, Received) and isinstance(event.message, PeerGone):
-            if event.message.session != holder.session or self._lives(holder.session):
+        if isinstance(event, Received) and isinstance(event.message, Said) and isinstance(event.message.body, PeerGone):
+            if event.message.body.session != holder.session or self._lives(holder.session):
                 self.violated(f"{record} at {event}, whose words are about another process, or untrue; {holder}")
             return
         if self._awake_s(max(holder.accepted_at, witness.loaded_at)) >= policy.node_timeout_s - EPSILON_S:

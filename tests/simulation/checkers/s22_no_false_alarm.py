@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from samebits.core.messages import Depart, GiveUp, Still, Unwell
+from samebits.core.messages import Depart, GiveUp, Said
 from samebits.core.ready import Ready
+from samebits.core.reports import HealthReport, StallReport
 from samebits.core.scheduler import Event, Received
 from tests.simulation.checkers.base import Checker
 from tests.simulation.main_thread import Hold
@@ -25,7 +26,7 @@ JUST_S = 3.0
 class Truth:
     """What the sender was in when it said this message."""
 
-    message: Still | Unwell
+    message: Said
     hold: Hold | None
     is_unwell: bool
 
@@ -41,21 +42,22 @@ class NoFalseAlarm(Checker):
 
     def watch(self) -> None:
         self._said: dict[int, Truth] = {}  # by the message's identity
-        self.world.when_sent[Still].append(self._says)
-        self.world.when_sent[Unwell].append(self._says)
+        self.world.when_sent[Said].append(self._says)
         self.world.when_event[Received].append(self._hears)
         self.world.when_answered[GiveUp].append(self._ended)
         self.world.when_answered[Depart].append(self._asked)
         self.world.watch_decided.append(self._decided)
 
-    def _says(self, worker: Worker, message: Still | Unwell) -> None:
+    def _says(self, worker: Worker, message: Said) -> None:
         self._said[id(message)] = Truth(message, worker.thread.hold, self.world.unwell.is_unwell(worker.session))
 
     def _hears(self, event: Received) -> None:
         message = event.message
-        if isinstance(message, Still):
+        if not isinstance(message, Said):
+            return
+        if isinstance(message.body, StallReport):
             self._stood_still[event.session] = self._said[id(message)]
-        elif isinstance(message, Unwell):
+        elif isinstance(message.body, HealthReport):
             self._was_unwell[event.session] = self._said[id(message)]
 
     def _worker(self, session: str) -> Worker | None:
@@ -71,7 +73,7 @@ class NoFalseAlarm(Checker):
         worker, known = self._worker(session), self._stood_still.get(session)
         if worker is None:
             return
-        if known is None or not isinstance(known.message, Still) or known.message.progress is None:
+        if known is None or not isinstance(body := known.message.body, StallReport) or body.progress is None:
             self.violated(f"{worker} is ended ({message.text}), and has not said that it stands still")
         hold = known.hold
         if hold is None or hold.is_pause or hold.kind.is_in_collective:

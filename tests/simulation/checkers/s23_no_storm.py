@@ -6,7 +6,8 @@ at one step each has stood still for twice as long as the one before.
 
 from __future__ import annotations
 
-from samebits.core.messages import Depart, FromWorker, GiveUp, Still, Unwell
+from samebits.core.messages import Depart, GiveUp, Said
+from samebits.core.reports import HealthReport, StallReport
 from samebits.core.scheduler import Received, SchedulerCore
 from tests.simulation.checkers.base import Checker
 from tests.simulation.checkers.s22_no_false_alarm import JUST_S
@@ -18,7 +19,7 @@ class NoStorm(Checker):
     name = "S23"
 
     def begin_job(self) -> None:
-        self._own: dict[str, dict[type, FromWorker]] = {}  # by session and kind, the last
+        self._own: dict[str, dict[type, Said]] = {}  # by session and kind, the last
 
     def watch(self) -> None:
         self.world.watch_loaded.append(self._loaded)
@@ -30,13 +31,13 @@ class NoStorm(Checker):
         self._own.clear()
 
     def _hears(self, event: Received) -> None:
-        if isinstance(event.message, Still | Unwell):
-            self._own.setdefault(event.session, {})[type(event.message)] = event.message
+        if isinstance(event.message, Said) and isinstance(event.message.body, StallReport | HealthReport):
+            self._own.setdefault(event.session, {})[type(event.message.body)] = event.message
 
     def _ended(self, session: str, message: GiveUp) -> None:
-        core, own = self.world.host.core, self._own.get(session, {}).get(Still)
+        core, own = self.world.host.core, self._own.get(session, {}).get(StallReport)
         assert core is not None
-        if not isinstance(own, Still) or own.generation != core.state.generation_number:
+        if own is None or own.generation != core.state.generation_number:
             self.violated(f"{session} is ended ({message.text}) for what it has not said of this generation: {own}")
         worker = next((one for one in self.world.workers if one.session == session), None)
         hold = worker.thread.hold if worker is not None else None
@@ -51,6 +52,6 @@ class NoStorm(Checker):
         worker = next((one for one in self.world.workers if one.session == session), None)
         if worker is None or self.world.driver.wants_gone(worker.node):
             return
-        own = self._own.get(session, {}).get(Unwell)
-        if not isinstance(own, Unwell) or not any(one.drains for one in own.ailments):
+        own = self._own.get(session, {}).get(HealthReport)
+        if own is None or not any(one.drains for one in own.body.ailments):
             self.violated(f"{session} is asked to leave ({message.text}) for what it has not said: {own}")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from samebits.core.messages import FromWorker, Join, Leave, PeerGone, Register
+from samebits.core.messages import FromWorker, Join, Leave, Register, Said
 from samebits.core.point import Point
 from samebits.core.ready import Ready
 from samebits.core.records import (
@@ -32,6 +32,7 @@ from samebits.core.records import (
     SpareAdmitted,
     TermStarted,
 )
+from samebits.core.reports import PeerGone
 from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Stalled
 from samebits.core.state import JobState
 from tests.simulation.checkers.line import Line
@@ -229,8 +230,9 @@ class Witness:
                 holder.is_gone = isinstance(event.message, Leave)
                 if isinstance(event.message, Join):
                     self.line.brought(event.message)
-                elif isinstance(event.message, PeerGone) and event.message.session != event.session:
-                    self._closed(event.message.session, now, gone=True)
+                body = event.message.body if isinstance(event.message, Said) else None
+                if isinstance(body, PeerGone) and body.session != event.session:
+                    self._closed(body.session, now, gone=True)
         elif isinstance(event, Closed):
             self._closed(event.session, now, gone=event.gone)
         elif isinstance(event, Stalled):

@@ -81,14 +81,14 @@ class JoinsFromWithinItsGroup(AgentCore):
     """It joins the round at once with what it entered with, while its process still trains."""
 
     def _generation_started(self, message: GenerationStarted) -> None:
-        entered = self._entered
+        entered = self._holdings
         super()._generation_started(message)
         self._last_entered = entered or getattr(self, "_last_entered", None)
 
     def _round_opened(self, message: RoundOpened) -> None:
         super()._round_opened(message)
-        if self._entered is None and getattr(self, "_last_entered", None) is not None and self._link.is_registered:
-            self._entered = self._last_entered
+        if self._holdings is None and getattr(self, "_last_entered", None) is not None and self._link.is_registered:
+            self._holdings = self._last_entered
             self._join()
 
 

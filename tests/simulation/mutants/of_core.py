@@ -16,6 +16,7 @@ from samebits.core.messages import (
     FromWorker,
     GenerationStarted,
     Heartbeat,
+    Holdings,
     Join,
     Refusal,
     Register,
@@ -24,7 +25,7 @@ from samebits.core.messages import (
 from samebits.core.point import Point
 from samebits.core.ready import Ready
 from samebits.core.records import GenerationCommitted, Record, SeatGranted, TermStarted, TrainingFinished
-from samebits.core.restore import Joined, Restore, choose
+from samebits.core.restore import Restore, choose
 from samebits.core.scheduler import Event, SchedulerCore, Stalled
 from samebits.core.state import Seat
 from samebits.core.values import replace
@@ -139,7 +140,7 @@ class MovesRanks(SchedulerCore):
 
 
 def _worst(
-    joined: Mapping[int, Joined],
+    joined: Mapping[int, Holdings],
     committed: GenerationCommitted | None,
     slots: Sequence[int],
     suspects: Collection[int],
@@ -147,7 +148,7 @@ def _worst(
     """The smallest point somebody holds."""
     smallest: list[Point] = [min(member.points) for member in joined.values() if member.points]
     least = {
-        rank: dataclasses.replace(member, points=tuple(point for point in member.points if point == min(smallest)))
+        rank: replace(member, points=tuple(point for point in member.points if point == min(smallest)))
         for rank, member in joined.items()
     }
     return choose(least if smallest else joined, committed, slots, suspects)

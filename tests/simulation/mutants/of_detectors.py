@@ -7,8 +7,9 @@ from typing import Any
 
 from samebits.core.agent import AgentCore
 from samebits.core.hangs import Hang
-from samebits.core.messages import Depart, FromScheduler, Leave, Still
+from samebits.core.messages import Depart, FromScheduler, Leave, Said
 from samebits.core.progress import LEAST_PATIENCE_S, TIMEOUTS, Watch
+from samebits.core.reports import StallReport
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.standstill import Member, Standstill
 from samebits.core.state import Seat
@@ -32,9 +33,9 @@ def _blames_all(members: Sequence[Member]) -> Standstill:
     return Standstill(tuple((one, Hang.STUCK) for one in members if one.progress and not one.silent_s), ())
 
 
-def _once_still_always_still(watch: Watch, seat: Seat, message: Still) -> None:
-    if message.progress is not None:
-        Watch.take(watch, seat, message)
+def _once_still_always_still(watch: Watch, seat: Seat, body: StallReport, said: Said) -> None:
+    if body.progress is not None:
+        Watch.take(watch, seat, body, said)
 
 
 def _at_whatever_step(watch: Watch, node: str) -> Member | None:

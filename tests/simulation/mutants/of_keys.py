@@ -11,6 +11,7 @@ from samebits.core.key_records import KeyDeleted, KeyRecord, KeyWritten
 from samebits.core.key_value import KeyReady, KeyStore
 from samebits.core.messages import FromScheduler, KeyAnswer, KeyCall
 from samebits.core.scheduler import SchedulerCore
+from samebits.core.state import Seat
 from samebits.core.values import replace
 from tests.simulation.mutants.mutant import Mutant
 
@@ -26,8 +27,8 @@ class _DoesTwice(KeyStore):
 class WritesNothing(SchedulerCore):
     """What is answered is not written."""
 
-    def _call_keys(self, call: KeyCall) -> None:
-        super()._call_keys(call)
+    def _call_keys(self, seat: Seat, call: KeyCall) -> None:
+        super()._call_keys(seat, call)
         self._ledger.ready.key_records.clear()
 
 
@@ -40,8 +41,8 @@ def _forgets_answers(records: Iterable[KeyRecord], term: int) -> KeyStore:
 class HearsLateCalls(SchedulerCore):
     """A call that was said to an earlier scheduler is done by this one."""
 
-    def _call_keys(self, call: KeyCall) -> None:
-        super()._call_keys(replace(call, term=0))
+    def _call_keys(self, seat: Seat, call: KeyCall) -> None:
+        super()._call_keys(seat, replace(call, term=0))
 
 
 def _twice_after_a_start(records: Iterable[KeyRecord], term: int) -> KeyStore:

@@ -6,10 +6,11 @@ from collections.abc import Collection
 from typing import Any
 
 from samebits.core.durable_points import DurablePoints
-from samebits.core.messages import CommittedPoint, GenerationStarted, SavedPoints
+from samebits.core.messages import CommittedPoint, GenerationStarted, Said
 from samebits.core.point import Point
 from samebits.core.ready import Ready
 from samebits.core.records import PointCommitted
+from samebits.core.reports import SavedPoints
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.state import Seat
 from samebits.core.values import replace
@@ -28,8 +29,8 @@ def _with_points(kind: type[DurablePoints]) -> type[SchedulerCore]:
 class _OneIsEnough(DurablePoints):
     """A point is committed when the first member holds it."""
 
-    def take(self, seat: Seat, message: SavedPoints) -> None:
-        newest = max(message.points, default=None)
+    def take(self, seat: Seat, body: SavedPoints, said: Said) -> None:
+        newest = max(body.points, default=None)
         known = self._ledger.state.committed_point
         if newest is not None and self._ledger.state.generation and (known is None or newest > known):
             self._ledger.write(PointCommitted(newest))
@@ -38,9 +39,9 @@ class _OneIsEnough(DurablePoints):
 class _SpeaksFirst(DurablePoints):
     """Who reports is told of what it reports, before anybody else does."""
 
-    def take(self, seat: Seat, message: SavedPoints) -> None:
-        super().take(seat, message)
-        for point in message.points[-1:]:
+    def take(self, seat: Seat, body: SavedPoints, said: Said) -> None:
+        super().take(seat, body, said)
+        for point in body.points[-1:]:
             state = self._ledger.state
             self._ledger.tell(seat.node, CommittedPoint(state.job, state.term, state.generation_number, point))
 

@@ -7,11 +7,10 @@ from typing import Any
 from unittest import mock
 
 from samebits.core.agent import AgentCore
-from samebits.core.messages import Place, Register, RoundOpened
+from samebits.core.messages import Holdings, Place, Register, RoundOpened
 from samebits.core.ready import Ready
 from samebits.core.records import GenerationCommitted, SeatRetired, SlotGiven
 from samebits.core.replacements import Claim, Replacements
-from samebits.core.restore import Joined
 from samebits.core.scheduler import Event, SchedulerCore
 from samebits.core.state import Seat
 from samebits.core.values import replace
@@ -72,7 +71,7 @@ def _shrinks_below(world: Any) -> float | None:
     return min(world._waits_until(slot) for slot in ledger.absent) if ledger.present() else None
 
 
-def _never_looks(joined: Mapping[int, Joined], committed: GenerationCommitted | None, _: object = None) -> bool:
+def _never_looks(joined: Mapping[int, Holdings], committed: GenerationCommitted | None, _: object = None) -> bool:
     return committed is not None and all(member.live is None and not member.looked for member in joined.values())
 
 
@@ -100,7 +99,7 @@ class PublishesAnyAddress(AgentCore):
     """What was made for one place is published in another one."""
 
     def _is_ready_for(self, place: Place) -> bool:
-        return self._entered is not None
+        return self._holdings is not None
 
 
 class ReturnsAtOnce(SchedulerCore):

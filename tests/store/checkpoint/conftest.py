@@ -12,7 +12,7 @@ import fsspec
 import pytest
 import s3fs
 
-from samebits.store.checkpoint.remote.remote_points import RemotePointStore
+from samebits.store.checkpoint.remote_points import RemotePointStore
 from tests.store.checkpoint.remote.s3_server import BUCKET, S3Server
 from tests.store.points import JOB, JOB_NAME
 

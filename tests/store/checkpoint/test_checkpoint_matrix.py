@@ -257,7 +257,7 @@ def test_damage_after_a_point_was_verified_is_found_when_it_is_loaded(rank: Rank
     with pytest.raises(CheckpointError, match=rank.point(NEWEST).name) as caught:
         checkpoints.load(newest)
     with pytest.raises(CheckpointError, match=rank.point(NEWEST).name):
-        checkpoints.pack(newest)
+        checkpoints.load(newest, to_send=True)
     checkpoints.reject(newest, str(caught.value))
     assert checkpoints.held() == older
     (line,) = rank.warnings()

@@ -26,17 +26,17 @@ from samebits.store.checkpoint import (
     Outcome,
     Writer,
     dismiss_waiting,
+    memory_buffer,
     points_in_memory,
     rank_directory,
     read,
     scan,
     start_ahead,
     verify,
+    writing,
 )
-from samebits.store.checkpoint.local import writing
-from samebits.store.checkpoint.local.pruning import Pruning, Retention
-from samebits.store.checkpoint.memory import sealed_buffer
 from samebits.store.checkpoint.point_store import open_point_store
+from samebits.store.checkpoint.pruning import Pruning, Retention
 from samebits.store.checkpoint.writer import MAX_MESSAGE_BYTES, message_of
 from samebits.store.checkpoint.writer_process import Task, WriterProcess
 from samebits.store.lock import DirectoryLock
@@ -240,7 +240,7 @@ def test_a_writer_that_waits_ends_with_its_trainer(forks: bool) -> None:
 
 def write_out(room: MemoryRoom, root: Path, name: str) -> None:
     """What the writer process does with a slot, in this one."""
-    with sealed_buffer.hashed(room.path / name, room.descriptor) as point:
+    with memory_buffer.hashed(room.path / name, room.descriptor) as point:
         writing.write_prepared(root, point.header, point.manifest_data, point.data)
 
 
@@ -249,7 +249,7 @@ def test_the_order_of_a_save_is_that_of_one_without_a_writer(
     base: Path, root: Path, beside: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if beside:
-        monkeypatch.setattr(sealed_buffer, "BESIDE_BYTES", 0)
+        monkeypatch.setattr(memory_buffer, "BESIDE_BYTES", 0)
     killed_writer.save(root, step=1)
     with interposed(Disk(), root) as disk:
         killed_writer.save(root, step=2)

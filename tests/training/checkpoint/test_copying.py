@@ -8,7 +8,7 @@ import os
 import pytest
 import torch
 
-from samebits.training.checkpoint import copying
+from samebits.training.checkpoint import staging
 
 
 def targets_of(sources: list[torch.Tensor], shift: int) -> list[torch.Tensor]:
@@ -24,8 +24,8 @@ def targets_of(sources: list[torch.Tensor], shift: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize("threads", [1, 2, 3])
 def test_the_bytes_are_the_sources(shift: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(copying, "SMALL_BYTES", 4096)
-    monkeypatch.setattr(copying, "_WORTH_SHARING_BYTES", 8192)
+    monkeypatch.setattr(staging, "SMALL_BYTES", 4096)
+    monkeypatch.setattr(staging, "_WORTH_SHARING_BYTES", 8192)
     generator = torch.Generator().manual_seed(1)
     sizes = [0, 1, 7, 64, 1000, 1024, 5000, 20_000]
     sources = [
@@ -36,7 +36,7 @@ def test_the_bytes_are_the_sources(shift: int, threads: int, monkeypatch: pytest
     sources += [torch.randn(9, dtype=torch.complex64, generator=generator).conj(), torch.tensor(3.0)]
     sources += [torch.randn(50, 50, generator=generator).requires_grad_()]
     targets = targets_of(sources, shift)
-    copying.copy(targets, sources)
+    staging.copy(targets, sources)
     for target, source in zip(targets, sources, strict=True):
         assert torch.equal(target, source)
         assert not target.requires_grad
@@ -45,10 +45,10 @@ def test_the_bytes_are_the_sources(shift: int, threads: int, monkeypatch: pytest
 def test_shares_hold_every_move_once() -> None:
     moves = [(number, number, size * 100_000) for number, size in enumerate([90, 1, 1, 50, 3, 0, 7, 200])]
     for threads in range(1, 9):
-        shares = copying._shares(moves, threads)
+        shares = staging._shares(moves, threads)
         assert [move for share in shares for move in share] == moves
         assert 1 <= len(shares) <= threads
-    assert copying._shares([], 4) == [[]]
+    assert staging._shares([], 4) == [[]]
 
 
 @pytest.mark.parametrize(
@@ -60,4 +60,4 @@ def test_a_load_takes_this_ranks_part_of_the_cores(
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
     monkeypatch.setattr(torch, "get_num_threads", lambda: of_torch)
-    assert copying.loading_threads(ranks_here) == expected
+    assert staging.loading_threads(ranks_here) == expected

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from samebits.core.messages import FINAL, MAX_DIGESTS, Digest, PartKind
 from samebits.core.point import Point
+from samebits.core.reports import FINAL, MAX_DIGESTS, Digest, PartKind
 from samebits.service import log
 from samebits.training.checkpoint.digests import DUE, FIRST_COMMITS, Digests
 from samebits.training.checkpoint.kept_states import KeptStates

@@ -17,10 +17,10 @@ from typing import ClassVar
 import pytest
 
 from samebits.core.messages import LiveStep, Page
-from samebits.core.pages import NO_PAGE, obstacle
 from samebits.core.point import Point
+from samebits.core.restore import NO_PAGE
+from samebits.core.restore import page_obstacle as obstacle
 from samebits.errors import CheckpointError
-from samebits.store.checkpoint import PageWriter
 from samebits.training.checkpoint import kept_generators
 from samebits.training.checkpoint.kept_generators import KeptGenerators
 from samebits.training.state.generators import Generators
@@ -50,8 +50,10 @@ class Rank:
 
     made: ClassVar[list[Rank]] = []
 
-    def __init__(self, memory: Path, slot: int) -> None:
+    def __init__(self, memory: Path, slot: int, *, offers: bool = False) -> None:
         self.kept = KeptGenerators(JOB, memory=memory)
+        if offers:
+            self.kept.offer(slot)
         self.generators = Counted()
         self.slot, self.commits = slot, 0
         self.made.append(self)
@@ -184,15 +186,14 @@ def test_who_alone_has_drawn_late_before_goes_on_from_commits_alone(tmp_path: Pa
     assert require_right(reader.offer(0), reader, Survivor(2, stages[3].step, 1))
 
 
-def test_who_takes_the_place_and_is_killed_before_it_begins_leaves_the_page_as_it_was(tmp_path: Path) -> None:
+def test_a_successor_begins_with_its_predecessors_page(tmp_path: Path) -> None:
     first = Rank(tmp_path, 0)
     for letter in "dckdc":
         first.does(letter)
     reader = KeptGenerators(JOB, memory=tmp_path)
     before = reader.offer(0)
-    PageWriter(tmp_path, JOB, 0)
-    assert reader.offer(0) == before
     second = KeptGenerators(JOB, memory=tmp_path)
+    assert second.offer(0) == reader.offer(0) == before  # also if it is killed before its first commit
     generators = Counted()
     generators.draws = 2
     generators.look()
@@ -203,6 +204,42 @@ def test_who_takes_the_place_and_is_killed_before_it_begins_leaves_the_page_as_i
     for commits, draws in ((1, 1), (2, 2)):
         found: object = reader.states_at(Point(commits, 1), commits)
         assert found == draws
+    second.let_go()
+
+
+def test_a_successor_of_a_rank_that_drew_late_counts_as_one_that_does(tmp_path: Path) -> None:
+    first = Rank(tmp_path, 0)
+    for letter in "cdk":
+        first.does(letter)
+    second = Rank(tmp_path, 0, offers=True)
+    page = second.kept.offer(0)
+    assert page is not None
+    assert page.draws_late
+
+
+def test_a_page_of_another_slot_is_not_begun_with(tmp_path: Path) -> None:
+    Rank(tmp_path, 1).does("k")
+    kept = KeptGenerators(JOB, memory=tmp_path)
+    assert kept.offer(1) is not None
+    generators = Counted()
+    kept.committed(generators, 0, 1, Point(7, 1), 7)
+    page = kept.offer(0)
+    assert page is not None
+    assert [one.commits for one in page.commits] == [7]
+    kept.let_go()
+
+
+def test_only_the_pages_of_other_slots_whose_processes_are_gone_are_lent(tmp_path: Path) -> None:
+    for slot in (0, 1, 2):
+        Rank(tmp_path, slot).does("k")
+    for rank in Rank.made[:2]:
+        rank.kept.let_go()
+    lender = KeptGenerators(JOB, memory=tmp_path)
+    assert [one.slot for one in lender.offer_orphaned(0)] == [1]
+    borrower = KeptGenerators(JOB, memory=tmp_path / "another host")
+    borrower.borrow(1, memoryview(lender.lent[1]), "here")
+    found: object = borrower.states_at(Point(1, GENERATION), 1)
+    assert found == 0
 
 
 def test_a_page_of_an_earlier_generation_is_good_for_its_commits_alone(tmp_path: Path) -> None:

@@ -11,11 +11,9 @@ import pytest
 import torch
 
 from samebits.core.point import Point
-from samebits.store.checkpoint import MemoryRoom, PointHeader
-from samebits.store.checkpoint.memory import sealed_buffer
-from samebits.training.checkpoint import copying, pinning
-from samebits.training.checkpoint.pinning import PinnedMemory
-from samebits.training.checkpoint.staging import Staging
+from samebits.store.checkpoint import MemoryRoom, PointHeader, memory_buffer
+from samebits.training.checkpoint import staging
+from samebits.training.checkpoint.staging import PinnedMemory, Staging
 
 DEVICE = torch.device("cuda", 0)
 JOB = "a-job"
@@ -116,11 +114,11 @@ def test_tensors_are_fetched_on_a_stream_of_their_own_and_all_are_there_afterwar
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told: list[str] = []
-    monkeypatch.setattr(pinning, "_stream_of", lambda device: Stream(told))
+    monkeypatch.setattr(staging, "_stream_of", lambda device: Stream(told))
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: f"what {device} computes")
     sources: list[Any] = [OnDevice(torch.zeros(1)) for _ in range(2)]
     targets: list[Any] = [Target(told) for _ in sources]
-    copying.copy(targets, sources)
+    staging.copy(targets, sources)
     copies = ["copy, non_blocking=True"] * 2
     assert told == ["wait for what cuda:0 computes", "enter", *copies, "leave", "synchronize"]
 
@@ -143,13 +141,13 @@ def test_a_slot_is_pinned_as_long_as_it_is_filled(
         target.copy_(source.content)
         filled.append(target.nbytes)
 
-    monkeypatch.setattr(pinning, "fetch", fetch)
-    staging = Staging(room)
+    monkeypatch.setattr(staging, "fetch", fetch)
+    filling = Staging(room)
 
     def stage(step: int, count: int) -> None:
         tensors: Any = [("weight", OnDevice(torch.full((count,), float(step))))]
-        name, _ = staging.stage(PointHeader(JOB, Point(step, 1), 1, 0, 0, "0"), tensors, {}, {})
-        with sealed_buffer.hashed(room.path / name, room.descriptor):
+        name, _ = filling.stage(PointHeader(JOB, Point(step, 1), 1, 0, 0, "0"), tensors, {}, {})
+        with memory_buffer.hashed(room.path / name, room.descriptor):
             pass  # what its writer does; the next point goes to the other slot
 
     for step in (1, 2, 3):
@@ -158,6 +156,6 @@ def test_a_slot_is_pinned_as_long_as_it_is_filled(
     before = set(driver.pinned)
     stage(4, 1_000_000)
     assert len(driver.pinned) == 2 and len(before & set(driver.pinned)) == 1
-    with contextlib.closing(staging):
+    with contextlib.closing(filling):
         assert filled == [4000, 4000, 4000, 4_000_000]
     assert driver.pinned == {}

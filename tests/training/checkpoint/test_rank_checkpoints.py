@@ -21,10 +21,8 @@ import torch
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, UsageError
 from samebits.service.log import LOGGER
-from samebits.store.checkpoint import MemoryRoom, point_name, points_in_memory, verify
-from samebits.store.checkpoint.local import pruning
-from samebits.store.checkpoint.memory import memory_buffer
-from samebits.store.checkpoint.remote.remote_points import RemotePointStore
+from samebits.store.checkpoint import MemoryRoom, memory_buffer, point_name, points_in_memory, pruning, verify
+from samebits.store.checkpoint.remote_points import RemotePointStore
 from samebits.store.process_identity import ProcessIdentity
 from samebits.training.checkpoint import rank_checkpoints
 from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
@@ -432,8 +430,7 @@ def test_memory_comes_before_disk_and_is_verified(
     assert again.held() == [Point(3, 1), Point(2, 1), Point(1, 1)]
     assert_is_step(again, 3)
     assert [record for record in caplog.records if "step 3" in record.message and "from memory" in record.message]
-    packed = again.pack(Point(3, 1))
-    assert again.unpack(packed).tree == again.load(Point(3, 1)).tree
+    assert again.load(Point(3, 1), to_send=True).tree == again.load(Point(3, 1)).tree
     caplog.clear()
     assert_is_step(again, 1)
     assert not [record for record in caplog.records if "from memory" in record.message]
@@ -615,8 +612,8 @@ def test_what_was_fetched_to_be_verified_is_not_fetched_again(
     make, fetched = afar
     mine = make()
     assert mine.held(Point(2, 1)) == [Point(2, 1)]
-    received = mine.unpack(mine.pack(Point(2, 1)))
-    assert snapshot.join(received.tree, received.tensors)["step"] == 2
+    sent = mine.load(Point(2, 1), to_send=True)
+    assert snapshot.join(sent.tree, sent.tensors)["step"] == 2
     assert_is_step(mine, 2)
     assert len(fetched) == 1
     assert_is_step(mine, 2)  # the first to load it may have changed it since

@@ -12,9 +12,8 @@ from safetensors.torch import load
 
 from samebits.core.point import Point
 from samebits.errors import CheckpointError
-from samebits.store.checkpoint import MemoryRoom, PointHeader, points_in_memory
-from samebits.store.checkpoint.format.manifest import decode_manifest
-from samebits.store.checkpoint.memory import sealed_buffer
+from samebits.store.checkpoint import MemoryRoom, PointHeader, memory_buffer, points_in_memory
+from samebits.store.checkpoint.point_format import decode_manifest
 from samebits.training.checkpoint import staging as staging_module
 from samebits.training.checkpoint.staging import Staging
 from samebits.training.state.snapshot import NamedTensors
@@ -46,7 +45,7 @@ def stage(staging: Staging, room: MemoryRoom, step: int, tensors: NamedTensors) 
     """The data file that the slot holds then."""
     header = PointHeader(JOB, Point(step, 1), 1, 0, 0, "0")
     name, _ = staging.stage(header, tensors, {"step": step}, {})
-    with sealed_buffer.hashed(room.path / name, room.descriptor) as point:
+    with memory_buffer.hashed(room.path / name, room.descriptor) as point:
         assert decode_manifest(point.manifest_data()).tree == {"step": step}
         return bytes(point.data)
 

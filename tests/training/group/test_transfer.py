@@ -15,7 +15,11 @@ WAIT_S = 120.0
 
 @pytest.mark.parametrize(
     ("way", "world_size", "expected"),
-    [("whole", 3, "whole"), ("damaged", 2, "refused: a point received from another rank: piece 20 is not what was")],
+    [
+        ("whole", 3, "whole"),
+        ("shared", 3, "whole"),
+        ("damaged", 2, "refused: a point received from another rank: piece 20 is not what was"),
+    ],
 )
 def test_every_receiver_gets_it_as_it_was_or_says_so(
     repository: Path, way: str, world_size: int, expected: str

@@ -1,6 +1,7 @@
 """One rank of a plain gloo group: rank 0 sends a point to all others, in many pieces. ``<rank> <world> <port> <way>``.
 
-The ways: ``whole``; ``damaged``, where a byte of a late piece is changed on its way. Each receiver prints what it got.
+The ways: ``whole``; ``damaged``, where a byte of a late piece is changed on its way; ``shared``, by a broadcast. Each
+receiver prints what it got.
 """
 
 from __future__ import annotations
@@ -13,8 +14,7 @@ import torch.distributed as dist
 
 from samebits.core.point import Point
 from samebits.errors import CheckpointError
-from samebits.store.checkpoint import Incoming, Outgoing, PointHeader
-from samebits.store.checkpoint.local import streaming
+from samebits.store.checkpoint import Incoming, Outgoing, PointHeader, streaming
 from samebits.training.group import transfer
 from samebits.training.state import snapshot
 
@@ -40,6 +40,10 @@ class _Damaged(Outgoing):
             piece[5] ^= 1
 
 
+def _never(preface: memoryview) -> Incoming:
+    raise AssertionError("the source receives nothing")
+
+
 def main() -> None:
     rank, world_size, port, way = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": str(rank), "WORLD_SIZE": str(world_size)}
@@ -51,6 +55,10 @@ def main() -> None:
         kind = _Damaged if way == "damaged" else Outgoing
         outgoing = kind.of_state(HEADER, parts, tree, LAYOUT)
         assert len(outgoing.preface) > transfer._OPENING_BYTES
+        if way == "shared":
+            assert transfer.share(outgoing, 0, _never, CPU) is None
+            dist.barrier()
+            return
         try:
             transfer.send(outgoing, tuple(range(1, world_size)), lambda: seen.append(LAYOUT), CPU)
             assert seen == [LAYOUT]
@@ -60,13 +68,17 @@ def main() -> None:
         return
     _, tensors = snapshot.take_apart(mine, "state")
     targets = snapshot.in_place(tensors)
+
+    def begin(preface: memoryview) -> Incoming:
+        return Incoming(preface, "job", targets)
+
     try:
-        found = transfer.receive(
-            0,
-            lambda preface: Incoming(preface, "job", targets),
-            lambda incoming: seen.append(incoming.layout),
-            CPU,
-        )
+        if way == "shared":
+            found = transfer.share(None, 0, begin, CPU)
+            assert found is not None
+            seen.append(found.layout)
+        else:
+            found = transfer.receive(0, begin, lambda incoming: seen.append(incoming.layout), CPU)
     except CheckpointError as error:
         print("refused:", error, flush=True)
         return

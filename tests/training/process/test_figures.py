@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import samebits
-from samebits.core.messages import Figure
+from samebits.core.reports import Figure
 from samebits.errors import UsageError
 from samebits.training.process import context
 from samebits.training.process.figures import MOST

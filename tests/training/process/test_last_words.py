@@ -11,7 +11,7 @@ import pytest
 
 from samebits.core.audits import Known, Roles, why_it_ends
 from samebits.core.cause_table import DEFAULT, WRONG_GRADIENT, Observation
-from samebits.core.messages import MAX_ODDITY_CHARS
+from samebits.core.reports import MAX_ANOMALY_CHARS
 from samebits.errors import UnequalError
 from samebits.training.process.exit_status import last_words, watch_threads
 from tests.system.processes import environment_of_tests
@@ -63,7 +63,7 @@ def test_a_threads_end_is_told_in_one_printable_line_of_bounded_length(monkeypat
         and "test_last_words.py:" in text
         and ": ValueError: xxx" in text
     )
-    assert len(text) <= MAX_ODDITY_CHARS and text.isprintable()
+    assert len(text) <= MAX_ANOMALY_CHARS and text.isprintable()
 
 
 def test_an_exit_in_a_thread_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

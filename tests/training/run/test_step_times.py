@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, dataloader
 
-from samebits.core.agent_events import Pace
+from samebits.core.reports import StepTiming
 from samebits.training import torch_private
 from samebits.training.main_thread_time import MainThreadTime
 from samebits.training.run.step_times import FIRST_STEPS, StepTimes
@@ -27,7 +27,9 @@ class Job:
         self.times = StepTimes(least_s, self.waited, lambda: self.now_s)
         self.times.begin(self.step, 2)
 
-    def take(self, data: float, compute: float, communication: float, commit: float, *, steps: int = 1) -> Pace | None:
+    def take(
+        self, data: float, compute: float, communication: float, commit: float, *, steps: int = 1
+    ) -> StepTiming | None:
         """Some steps and their commit, in which the thread waits for the others as well; milliseconds."""
         self.waited.data_s += data / 1000
         self.waited.communication_s += communication / 1000
@@ -41,7 +43,7 @@ class Job:
         return pace if pace is not before else None
 
 
-def near(pace: Pace | None, *parts_ms: float) -> bool:
+def near(pace: StepTiming | None, *parts_ms: float) -> bool:
     return pace is not None and all(abs(one - 1000 * ms) <= 2 for one, ms in zip(pace.time, parts_ms, strict=True))
 
 

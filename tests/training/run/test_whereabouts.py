@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from samebits.core.messages import Phase, Progress
+from samebits.core.reports import Phase, Progress
 from samebits.training.run import whereabouts
 from samebits.training.run.whereabouts import Whereabouts, expect_pause, phase_of, place_of
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from samebits.core import equality
-from samebits.core.messages import Digest
 from samebits.core.point import Point
+from samebits.core.reports import Digest
 from samebits.errors import UsageError
 from samebits.training.process import context
 from samebits.training.state import handlers, snapshot

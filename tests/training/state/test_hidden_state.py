@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from samebits.core.messages import MAX_ODDITY_CHARS
+from samebits.core.reports import MAX_ANOMALY_CHARS
 from samebits.training import elastic
 from samebits.training.process import context
 from samebits.training.state.hidden_state import MOST_S, Finding, HiddenStateLook, sentence_of
@@ -121,4 +121,4 @@ def test_the_sentence_names_five_and_counts_the_rest() -> None:
     text = sentence_of(findings)
     assert text.startswith("hidden state: name0 (train.py:0), name1 (train.py:1), ")
     assert "name4 (train.py:4) and 2 more changed outside the state" in text
-    assert len(text) <= MAX_ODDITY_CHARS
+    assert len(text) <= MAX_ANOMALY_CHARS

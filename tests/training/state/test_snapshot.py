@@ -18,8 +18,8 @@ from torch import nn
 from samebits.core.point import Point
 from samebits.errors import CheckpointError
 from samebits.store.checkpoint import Incoming, Outgoing, PointHeader, sizes_of
-from samebits.store.checkpoint.format.tensor_part import bytes_of
-from samebits.store.checkpoint.format.tree import encode
+from samebits.store.checkpoint.point_format import bytes_of
+from samebits.store.checkpoint.tree import encode
 from samebits.training.state import rng, snapshot
 from samebits.training.state.handlers import copied_tree
 

@@ -23,7 +23,7 @@ from samebits.core.events import Event, Kind
 from samebits.launcher.processes import SCHEDULER, send_signal
 from samebits.store import checkpoint
 from samebits.store.checkpoint import EntryState
-from samebits.store.checkpoint.memory.memory_room import room_path
+from samebits.store.checkpoint.memory_room import room_path
 from samebits.store.process_identity import ProcessIdentity
 
 PAUSE_S = 1.0

@@ -40,7 +40,7 @@ from samebits.service import cause_file
 from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
 from samebits.store import durable, owner, private
-from samebits.store.checkpoint.remote.remote_points import jobs_at
+from samebits.store.checkpoint.remote_points import jobs_at
 from samebits.store.durable import aside_id, move_aside, short_id
 from samebits.store.lock import DirectoryLock, is_locked, read_holder
 from samebits.store.owner import OWNER_FILE, read_owner

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from samebits.config import Look, Settings
 from samebits.core.health import HealthWatch, Limit, Reading
-from samebits.core.messages import Ailment, Sign
+from samebits.core.reports import Ailment, Sign
 from samebits.service.health.device_health import AscendTool, NvidiaTool, fault_of
 from samebits.service.health.kernel_log import OF_DEVICE, KernelLog, bus_of
 from samebits.service.health.vendor_tool import Told

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from samebits.config import Look, Settings
 from samebits.core.health import HealthWatch, Limit, Reading, said, unfit
-from samebits.core.messages import MAX_AILMENTS, Ailment, Figure, Sign
+from samebits.core.reports import MAX_AILMENTS, Ailment, Figure, HealthReport, Sign
 from samebits.errors import PreflightError
 from samebits.service.health import device_look
 from samebits.service.health.device_look import DeviceLook, DeviceReadings, WatchedDevice
-from samebits.store.checkpoint.memory.available_memory import taken_share
+from samebits.store.checkpoint.memory_buffer import taken_share
 
 SHARED_MEMORY = Path("/dev/shm")
 DESCRIPTORS_SHARE = 0.9
@@ -100,24 +100,24 @@ def readings(places: list[Path], cpus_over_s: float | None = None) -> Iterator[R
 
 
 class HealthLook:
-    """Looks every ``interval_s``; ``told`` is called, in this object's threads, at every change and while there is any.
+    """Looks every ``interval_s``; reports in this object's threads, at every change and while anything is wrong.
 
     Args:
         settings: the limits and the folders.
-        told: takes all that is wrong, from one thread at a time.
+        report: takes all that is wrong, from one thread at a time.
         used: takes, in this object's thread, what the worker uses, in a world that may change its size.
     """
 
     def __init__(
         self,
         settings: Settings,
-        told: Callable[[tuple[Ailment, ...]], object],
+        report: Callable[[HealthReport], object],
         used: Callable[[tuple[Figure, ...]], object] = lambda usage: None,
     ) -> None:
         self._interval_s = settings.health.every_s
         self._watch = HealthWatch(limits_of(settings))
         self._settings = settings
-        self._told = told
+        self._report = report
         self._used = used if settings.min_worker_num < settings.max_worker_num else None
         self._over = threading.Event()
         self._device: DeviceLook | None = None
@@ -147,7 +147,7 @@ class HealthLook:
 
     def _tell(self) -> None:
         with self._one_tells:  # who comes second says the newer
-            self._told((self._watch.ailments + self._of_device)[:MAX_AILMENTS])
+            self._report(HealthReport((self._watch.ailments + self._of_device)[:MAX_AILMENTS]))
 
     def _run(self) -> None:
         places: list[Path] | None = None

@@ -2,163 +2,79 @@
 
 A point is a directory with a safetensors file of the tensors and a manifest that holds everything else together with a
 hash of every chunk of the data. The same two files may lie in a slot of shared memory first, from which a process of
-their own writes them out, and where they outlive the death of whoever filled it. Never here: torch, and any decision
-about which point is resumed. Callers use the names below; the modules behind them are one step each. The one idea: a
-point is written once, under a name it gets only when it is whole, and it is never handed out without its hashes having
-been compared.
+their own writes them out, and which outlives the process that filled it. Callers use the names below. A point is
+written once, under a name that it gets only when it is whole, and it is never handed out before its hashes were
+compared. torch, and the choice of the point to resume, are elsewhere.
 """
 
 from __future__ import annotations
 
-from samebits.store.checkpoint.format.manifest import CHUNK_BYTES, Manifest, PointHeader, encode_manifest
-from samebits.store.checkpoint.format.safetensors_header import TensorEntry, encode_header, in_file_order
-from samebits.store.checkpoint.format.tensor_part import BITS_BY_DTYPE, TensorPart
-from samebits.store.checkpoint.format.tree import Tree
-from samebits.store.checkpoint.local.folder import (
-    is_prefix,
-    oldest_step_in,
-    parse_point_name,
-    point_name,
-    rank_directory,
-)
-from samebits.store.checkpoint.local.packing import pack, pack_state, unpack
-from samebits.store.checkpoint.local.pruning import (
-    Pruned,
-    Pruning,
-    Retention,
-    disposable,
-    is_abandoned,
-    prune,
-    tellable,
-)
-from samebits.store.checkpoint.local.reading import Checkpoint, export_tensors, read, tensor_entries, verify
-from samebits.store.checkpoint.local.scanning import FoundPoint, inspect_point, point_in, scan
-from samebits.store.checkpoint.local.streaming import MAX_PREFACE_BYTES, Incoming, Outgoing, sizes_of
-from samebits.store.checkpoint.local.surveying import (
-    Entry,
-    EntryState,
-    folders_with_points,
-    is_gone,
-    job_of,
-    newest_common_point,
-    survey,
-)
-from samebits.store.checkpoint.local.writing import write_linked, write_point
-from samebits.store.checkpoint.memory.generator_page import (
-    EntryKind,
-    PageContent,
-    PageEntry,
-    PageWriter,
-    decode_page,
-    orphaned_pages,
-    read_page,
-)
-from samebits.store.checkpoint.memory.memory_buffer import BufferGoneError, MemoryBuffer
-from samebits.store.checkpoint.memory.memory_room import (
-    SHARED_MEMORY,
-    MemoryRoom,
-    RoomInUse,
-    copied_slots,
-    free_rooms,
-    is_being_hashed,
-    newest_in_memory,
-    points_in_memory,
-    remove_room,
-    rooms_of,
-    sweep,
-)
-from samebits.store.checkpoint.point_store import (
-    Found,
-    Location,
-    PointStore,
-    final_location,
-    is_remote,
-    local_folder,
-    manifest_of,
-    open_point_store,
-    slots_in,
-)
-from samebits.store.checkpoint.writer import Outcome, Writer, dismiss_waiting, start_ahead
-
-__all__ = [
-    "BITS_BY_DTYPE",
-    "CHUNK_BYTES",
-    "MAX_PREFACE_BYTES",
-    "SHARED_MEMORY",
-    "BufferGoneError",
-    "Checkpoint",
-    "Entry",
-    "EntryKind",
-    "EntryState",
-    "Found",
-    "FoundPoint",
-    "Incoming",
-    "Location",
-    "Manifest",
-    "MemoryBuffer",
-    "MemoryRoom",
-    "Outcome",
-    "Outgoing",
-    "PageContent",
-    "PageEntry",
-    "PageWriter",
-    "PointHeader",
-    "PointStore",
-    "Pruned",
-    "Pruning",
-    "Retention",
-    "RoomInUse",
-    "TensorEntry",
-    "TensorPart",
-    "Tree",
-    "Writer",
-    "copied_slots",
-    "decode_page",
-    "dismiss_waiting",
-    "disposable",
-    "encode_header",
-    "encode_manifest",
-    "export_tensors",
-    "final_location",
-    "folders_with_points",
-    "free_rooms",
-    "in_file_order",
-    "inspect_point",
-    "is_abandoned",
-    "is_being_hashed",
-    "is_gone",
-    "is_prefix",
-    "is_remote",
-    "job_of",
-    "local_folder",
-    "manifest_of",
-    "newest_common_point",
-    "newest_in_memory",
-    "oldest_step_in",
-    "open_point_store",
-    "orphaned_pages",
-    "pack",
-    "pack_state",
-    "parse_point_name",
-    "point_in",
-    "point_name",
-    "points_in_memory",
-    "prune",
-    "rank_directory",
-    "read",
-    "read_page",
-    "remove_room",
-    "rooms_of",
-    "scan",
-    "sizes_of",
-    "slots_in",
-    "start_ahead",
-    "survey",
-    "sweep",
-    "tellable",
-    "tensor_entries",
-    "unpack",
-    "verify",
-    "write_linked",
-    "write_point",
-]
+from samebits.store.checkpoint.folder import Entry as Entry
+from samebits.store.checkpoint.folder import EntryState as EntryState
+from samebits.store.checkpoint.folder import FoundPoint as FoundPoint
+from samebits.store.checkpoint.folder import folders_with_points as folders_with_points
+from samebits.store.checkpoint.folder import inspect_point as inspect_point
+from samebits.store.checkpoint.folder import is_gone as is_gone
+from samebits.store.checkpoint.folder import is_prefix as is_prefix
+from samebits.store.checkpoint.folder import job_of as job_of
+from samebits.store.checkpoint.folder import newest_common_point as newest_common_point
+from samebits.store.checkpoint.folder import oldest_step_in as oldest_step_in
+from samebits.store.checkpoint.folder import parse_point_name as parse_point_name
+from samebits.store.checkpoint.folder import point_in as point_in
+from samebits.store.checkpoint.folder import point_name as point_name
+from samebits.store.checkpoint.folder import rank_directory as rank_directory
+from samebits.store.checkpoint.folder import scan as scan
+from samebits.store.checkpoint.folder import survey as survey
+from samebits.store.checkpoint.memory_buffer import BufferGoneError as BufferGoneError
+from samebits.store.checkpoint.memory_buffer import MemoryBuffer as MemoryBuffer
+from samebits.store.checkpoint.memory_room import SHARED_MEMORY as SHARED_MEMORY
+from samebits.store.checkpoint.memory_room import MemoryRoom as MemoryRoom
+from samebits.store.checkpoint.memory_room import copied_slots as copied_slots
+from samebits.store.checkpoint.memory_room import free_rooms as free_rooms
+from samebits.store.checkpoint.memory_room import is_being_hashed as is_being_hashed
+from samebits.store.checkpoint.memory_room import newest_in_memory as newest_in_memory
+from samebits.store.checkpoint.memory_room import points_in_memory as points_in_memory
+from samebits.store.checkpoint.memory_room import remove_room as remove_room
+from samebits.store.checkpoint.memory_room import rooms_of as rooms_of
+from samebits.store.checkpoint.memory_room import sweep as sweep
+from samebits.store.checkpoint.point_format import BITS_BY_DTYPE as BITS_BY_DTYPE
+from samebits.store.checkpoint.point_format import CHUNK_BYTES as CHUNK_BYTES
+from samebits.store.checkpoint.point_format import Manifest as Manifest
+from samebits.store.checkpoint.point_format import PointHeader as PointHeader
+from samebits.store.checkpoint.point_format import TensorEntry as TensorEntry
+from samebits.store.checkpoint.point_format import TensorPart as TensorPart
+from samebits.store.checkpoint.point_format import encode_header as encode_header
+from samebits.store.checkpoint.point_format import encode_manifest as encode_manifest
+from samebits.store.checkpoint.point_format import in_file_order as in_file_order
+from samebits.store.checkpoint.point_store import Found as Found
+from samebits.store.checkpoint.point_store import Location as Location
+from samebits.store.checkpoint.point_store import PointStore as PointStore
+from samebits.store.checkpoint.point_store import final_location as final_location
+from samebits.store.checkpoint.point_store import is_remote as is_remote
+from samebits.store.checkpoint.point_store import local_folder as local_folder
+from samebits.store.checkpoint.point_store import manifest_of as manifest_of
+from samebits.store.checkpoint.point_store import open_point_store as open_point_store
+from samebits.store.checkpoint.point_store import slots_in as slots_in
+from samebits.store.checkpoint.pruning import Pruned as Pruned
+from samebits.store.checkpoint.pruning import Pruning as Pruning
+from samebits.store.checkpoint.pruning import Retention as Retention
+from samebits.store.checkpoint.pruning import disposable as disposable
+from samebits.store.checkpoint.pruning import is_abandoned as is_abandoned
+from samebits.store.checkpoint.pruning import prune as prune
+from samebits.store.checkpoint.pruning import tellable as tellable
+from samebits.store.checkpoint.reading import Checkpoint as Checkpoint
+from samebits.store.checkpoint.reading import export_tensors as export_tensors
+from samebits.store.checkpoint.reading import read as read
+from samebits.store.checkpoint.reading import tensor_entries as tensor_entries
+from samebits.store.checkpoint.reading import verify as verify
+from samebits.store.checkpoint.streaming import MAX_PREFACE_BYTES as MAX_PREFACE_BYTES
+from samebits.store.checkpoint.streaming import Incoming as Incoming
+from samebits.store.checkpoint.streaming import Outgoing as Outgoing
+from samebits.store.checkpoint.streaming import sizes_of as sizes_of
+from samebits.store.checkpoint.tree import Tree as Tree
+from samebits.store.checkpoint.writer import Outcome as Outcome
+from samebits.store.checkpoint.writer import Writer as Writer
+from samebits.store.checkpoint.writer import dismiss_waiting as dismiss_waiting
+from samebits.store.checkpoint.writer import start_ahead as start_ahead
+from samebits.store.checkpoint.writing import write_linked as write_linked
+from samebits.store.checkpoint.writing import write_point as write_point

@@ -1,8 +1,7 @@
 """Where one rank's points lie: a local folder or an object store, behind one protocol.
 
-Here live the protocol, the local folder as one implementation of it, and the choice between the two; ``remote`` is the
-other. Never here: the lock (its holder's), a format, a policy. The one idea: a location is a ``Path`` or, for another
-place than this machine's folders, the text of a URL, and nobody else asks which of the two it is.
+The local folder implements the protocol here, ``remote_points`` for an object store. A location is a ``Path`` or, for
+another place than this machine's folders, the text of a URL; no other module asks which of the two it is.
 """
 
 from __future__ import annotations
@@ -15,15 +14,22 @@ from typing import Any, Protocol, TypeVar
 from samebits.core.point import Point
 from samebits.errors import StoreError
 from samebits.store import private
-from samebits.store.checkpoint.format.manifest import Manifest, PointHeader, hash_chunks
-from samebits.store.checkpoint.format.safetensors_header import encode_header, in_file_order
-from samebits.store.checkpoint.format.tensor_part import TensorPart, bytes_of
-from samebits.store.checkpoint.format.tree import Tree
-from samebits.store.checkpoint.local import folder, packing, pruning, reading, scanning, writing
-from samebits.store.checkpoint.local.pruning import Pruned, Pruning
-from samebits.store.checkpoint.local.reading import Checkpoint
-from samebits.store.checkpoint.local.scanning import FoundPoint
-from samebits.store.checkpoint.remote.remote_points import RemotePointStore, slots_at
+from samebits.store.checkpoint import folder, pruning, reading, writing
+from samebits.store.checkpoint.folder import FoundPoint
+from samebits.store.checkpoint.point_format import (
+    Manifest,
+    PointHeader,
+    TensorPart,
+    bytes_of,
+    cut,
+    encode_header,
+    hash_of,
+    in_file_order,
+)
+from samebits.store.checkpoint.pruning import Pruned, Pruning
+from samebits.store.checkpoint.reading import Checkpoint
+from samebits.store.checkpoint.remote_points import RemotePointStore, slots_at
+from samebits.store.checkpoint.tree import Tree
 from samebits.store.durable import BytesLike
 from samebits.store.owner import claim_folder, make_claim_durable
 
@@ -62,8 +68,8 @@ FoundHere = TypeVar("FoundHere", bound=Found)
 
 class PointStore(Protocol[FoundHere]):
     """The points of one slot. What each call promises, and raises, is what the function of that name in a local folder
-    does: ``scanning.scan``, ``reading.verify`` and ``read``, ``packing.pack``, ``writing.write_point`` and
-    ``write_prepared``, ``pruning.prune``."""
+    does: ``folder.scan``, ``reading.verify`` and ``read``, ``writing.write_point`` and ``write_prepared``,
+    ``pruning.prune``."""
 
     def claim(self) -> None:
         """Durably this job's; before anything is saved."""
@@ -81,9 +87,6 @@ class PointStore(Protocol[FoundHere]):
         self, found: FoundHere, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1
     ) -> Checkpoint:
         """The contents, verified; ``targets`` may be filled, or be left as they are."""
-
-    def pack(self, found: FoundHere) -> memoryview:
-        """The bytes for another rank, verified."""
 
     def write(self, header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree) -> None:
         """Save a point."""
@@ -134,13 +137,13 @@ class LocalPointStore:
             self._is_claimed = True
 
     def scan(self) -> list[FoundPoint]:
-        """See ``scanning.scan``."""
-        return scanning.scan(self._directory, self._job)
+        """See ``folder.scan``."""
+        return folder.scan(self._directory, self._job)
 
     def find(self, point: Point) -> FoundPoint | None:
         """As :meth:`scan`, without a look at the others."""
         path = self._directory / folder.point_name(point)
-        return scanning.inspect_point(path, point, self._job) if path.is_dir() else None
+        return folder.inspect_point(path, point, self._job) if path.is_dir() else None
 
     def verify(self, found: FoundPoint) -> None:
         """See ``reading.verify``."""
@@ -151,10 +154,6 @@ class LocalPointStore:
     ) -> Checkpoint:
         """See ``reading.read``."""
         return reading.read(found, targets, threads=threads)
-
-    def pack(self, found: FoundPoint) -> memoryview:
-        """See ``packing.pack``."""
-        return packing.pack(found)
 
     def write(self, header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree) -> None:
         """See ``writing.write_point``."""
@@ -216,8 +215,8 @@ def manifest_of(
     """Return the manifest that these contents would be saved with."""
     parts = in_file_order(tensors)
     views = [memoryview(encode_header(parts)), *map(bytes_of, parts)]
-    data_bytes, chunks = hash_chunks(views, chunk_bytes)
-    return Manifest(header, layout, tree, data_bytes, chunk_bytes, chunks)
+    chunks = tuple(map(hash_of, cut(views, chunk_bytes)))
+    return Manifest(header, layout, tree, sum(map(len, views)), chunk_bytes, chunks)
 
 
 def slots_in(location: Location) -> list[int]:

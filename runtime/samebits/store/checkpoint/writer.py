@@ -39,9 +39,9 @@ import msgpack
 
 from samebits.core.point import Point
 from samebits.errors import StoreError
-from samebits.store.checkpoint.local.pruning import Pruned, Pruning, Retention
-from samebits.store.checkpoint.memory.memory_room import MemoryRoom
+from samebits.store.checkpoint.memory_room import MemoryRoom
 from samebits.store.checkpoint.point_store import Location
+from samebits.store.checkpoint.pruning import Pruned, Pruning, Retention
 from samebits.store.process_identity import ProcessIdentity
 
 MAX_MESSAGE_BYTES = 64 * 1024

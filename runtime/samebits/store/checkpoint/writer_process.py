@@ -28,11 +28,11 @@ import msgpack
 from samebits.core.point import Point
 from samebits.errors import StoreError
 from samebits.printable import printable
-from samebits.store.checkpoint.format.manifest import PointHeader
-from samebits.store.checkpoint.local.pruning import Pruned, Pruning
-from samebits.store.checkpoint.memory import memory_room, sealed_buffer
-from samebits.store.checkpoint.memory.memory_buffer import MemoryBuffer, Stage
+from samebits.store.checkpoint import memory_buffer, memory_room
+from samebits.store.checkpoint.memory_buffer import MemoryBuffer, Stage
+from samebits.store.checkpoint.point_format import PointHeader
 from samebits.store.checkpoint.point_store import Location, PointStore, is_remote, open_point_store
+from samebits.store.checkpoint.pruning import Pruned, Pruning
 from samebits.store.checkpoint.writer import MAX_MESSAGE_BYTES, MAX_POINTS, MAX_TEXT_BYTES, pruning_in, words_in
 from samebits.store.process_identity import ProcessIdentity
 
@@ -150,7 +150,7 @@ class WriterProcess:
 
         task = self._task
         try:
-            with sealed_buffer.hashed(task.room / name, task.room_descriptor, on_hashed) as point:
+            with memory_buffer.hashed(task.room / name, task.room_descriptor, on_hashed) as point:
                 header = point.header
                 place = self._store_of(header)
                 if self._was_there is None:

@@ -13,8 +13,8 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from samebits.core.messages import FINAL, MAX_DIGESTS, Digest
 from samebits.core.point import Point
+from samebits.core.reports import FINAL, MAX_DIGESTS, Digest
 from samebits.service import log
 from samebits.service.agent import Agent
 from samebits.training.checkpoint.kept_states import KeptState

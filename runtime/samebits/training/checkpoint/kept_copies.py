@@ -100,19 +100,12 @@ class KeptCopies:
             self.reject(copy, str(error))
             raise
 
-    def pack(self, copy: Copy) -> memoryview:
-        """One of the copies as bytes, for another rank, verified."""
-        return checkpoints.pack(self._offered(copy))
-
     def read(self, copy: Copy) -> Checkpoint:
-        """One of the copies, verified."""
-        return checkpoints.read(self._offered(copy))
-
-    def _offered(self, copy: Copy) -> FoundPoint:
+        """Read one of the copies, verified."""
         found = self._found.get(copy)
         if found is None:
             raise CheckpointError(f"the copy of slot {copy.slot}, {copy.point}, is gone")
-        return found
+        return checkpoints.read(found)
 
     def let_go(self) -> None:
         """Nobody loads from here any more: other processes of this host may take new copies in."""

@@ -1,203 +1,342 @@
-"""This rank's generators in a page of its host's memory: kept at every commit and before every collective, and read.
+"""A rank's random number generators in a page of shared memory, which outlives kill -9 of the rank's process.
 
-Here lives when the page is written, what of it is offered when a generation forms, and which entry is taken. Never
-here: the page's file (``store``), what a state is made of (``state.generators``), whether a page is good enough (the
-core). The one idea: save, then speak. Nobody can have committed a step whose collectives this rank has not launched,
-and before it launches one, what its generators stand at is in the page. A process offers what it has read once, so
-that what a predecessor that is not quite dead still writes changes nothing.
+::
+
+    /dev/shm/samebits-<uid>/<job>/<slot>/page
+
+    header: magic, job, slot | collectives launched | entry | entry | …
+
+The states are written at every commit and, if they have changed, before every collective. No rank commits a step before
+this rank has launched the step's collectives. So the page has the states of the commit that the survivors hold, unless
+numbers are drawn between a step's last collective and its commit; ``core.restore`` decides whether a page will do.
+
+An entry's hash is written last and covers the entry and its owner, so a kill at any instruction leaves an entry that is
+complete or not there. Each process writes a file of its own and renames it over its predecessor's with its first
+commit, so a process that was given up and wakes again writes where no reader looks.
 """
 
 from __future__ import annotations
 
+import contextlib
+import mmap
+import os
+import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgpack
+import xxhash
 
 from samebits.core.messages import KeptCommit, LiveStep, OrphanedPage, Page
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, StoreError
 from samebits.service import log
 from samebits.store import checkpoint as checkpoints
-from samebits.store.checkpoint import EntryKind, PageContent, PageEntry, PageWriter
+from samebits.store import durable
+from samebits.store.checkpoint import memory_room
+from samebits.store.checkpoint.memory_buffer import open_slot
+from samebits.store.checkpoint.memory_room import PAGE, opened_room, room_path
 from samebits.training.state.generators import Generators, unpack
 
 __all__ = ["KeptGenerators"]
 
+_MAGIC = b"\x93SBPAG\x02\n"
+_HEADER = struct.Struct("<8s64sq")
+_COUNT_AT = 2048  # of the collectives, in a cache line of its own
+_SEAL_BYTES = 16
+_SIZE = struct.Struct("<I")
+ENTRY_BYTES = 16 * 1024
+MAX_CONTENT_BYTES = ENTRY_BYTES - _SEAL_BYTES - _SIZE.size
+ENTRIES_OF_KIND = {True: 3, False: 2}
+"""Two commits stay whole while a third is written; of the entries before a collective, only the last counts."""
+ENTRIES_AT = mmap.PAGESIZE
+FILE_BYTES = ENTRIES_AT + ENTRY_BYTES * sum(ENTRIES_OF_KIND.values())
+
+
+class Entry(NamedTuple):
+    """The generators' states at a commit, or before a collective of the step after it.
+
+    Attributes:
+        is_commit: or before a collective.
+        point, commits: the commit, and how many there were up to it.
+        generation: in which the entry was written; a generation begins with a commit of an earlier one.
+        collectives: how many this rank had launched since its page was begun.
+        draws_late: something was ever drawn between a step's last collective and its commit.
+        state: packed by :class:`Generators`.
+    """
+
+    is_commit: bool
+    point: Point
+    commits: int
+    generation: int
+    collectives: int
+    draws_late: bool
+    state: bytes
+
+
+class Content(NamedTuple):
+    """A page's complete entries, the oldest first, and how many collectives its rank has launched."""
+
+    slot: int
+    entries: tuple[Entry, ...] = ()
+    collectives: int = 0
+
+    @property
+    def commits(self) -> list[Entry]:
+        """The entries at commits."""
+        return [entry for entry in self.entries if entry.is_commit]
+
+
+class PageWriter:
+    """The page of this process, which replaces its predecessor's at once.
+
+    Args:
+        base: the folder in memory.
+        job: whose.
+        before: what the page begins with, and of which slot it is.
+
+    Attributes:
+        view: the page.
+        collectives: how many this rank has launched, in its only item.
+
+    Raises:
+        StoreError: there is no memory for it, a state is too large, or the folder isn't this user's alone.
+    """
+
+    def __init__(self, base: Path, job: str, before: Content) -> None:
+        self.slot, self.path = before.slot, room_path(base, job, before.slot) / PAGE
+        self._written, self._lock = {True: 0, False: 0}, -1
+        self._header = header = _HEADER.pack(_MAGIC, job.encode(), self.slot)
+        memory_room.let_go_in_children(self)
+        with opened_room(base, self.path.parent, make=True) as room, durable.disk_errors(self.path, "making the page"):
+            if room is None:
+                raise StoreError(f"{self.path.parent}: was removed while it was made. Fix: see who empties {base}")
+            temporary = f"{PAGE}.new"
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary, dir_fd=room)
+            self.view = memoryview(_new_file(room, temporary))
+            self.view[: len(header)] = header
+            self.collectives = self.view[_COUNT_AT : _COUNT_AT + 8].cast("Q")  # one store, so it is never torn
+            self.collectives[0] = before.collectives
+            try:
+                # Opened once more: the mapping keeps the first descriptor and would keep the lock with it.
+                self._lock = os.open(temporary, os.O_RDONLY | os.O_CLOEXEC, dir_fd=room)
+                memory_room.try_lock(self._lock)
+                for entry in before.entries:
+                    self.add(entry)
+                os.rename(temporary, PAGE, src_dir_fd=room, dst_dir_fd=room)
+            except BaseException:
+                self.let_go()
+                raise
+
+    def add(self, entry: Entry) -> None:
+        """Write an entry over the oldest of its kind.
+
+        Raises:
+            StoreError: its state is too large.
+        """
+        content = msgpack.packb((sum(self._written.values()), *entry))
+        if len(content) > MAX_CONTENT_BYTES:
+            raise StoreError(f"{self.path}: states of {len(entry.state)} bytes need {len(content)} of {ENTRY_BYTES}")
+        place = self._written[entry.is_commit] % ENTRIES_OF_KIND[entry.is_commit]
+        start = ENTRIES_AT + ENTRY_BYTES * (place if entry.is_commit else ENTRIES_OF_KIND[True] + place)
+        self._written[entry.is_commit] += 1
+        sized = _SIZE.pack(len(content)) + content
+        self.view[start : start + _SEAL_BYTES] = bytes(_SEAL_BYTES)
+        self.view[start + _SEAL_BYTES :][: len(sized)] = sized
+        self.view[start : start + _SEAL_BYTES] = xxhash.xxh3_128_digest(self._header + sized)
+
+    def let_go(self) -> None:
+        """Release the lock; the page stays until its room is removed."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
 
 class KeptGenerators:
-    """The page of the slot that this process holds.
+    """The page of the slot that this process holds, and the pages that it lends.
 
     Args:
         job: whose.
         memory: the folder in memory; ``checkpoints.SHARED_MEMORY`` but in tests.
+
+    Attributes:
+        lent: the pages of other slots that were offered, until the generation begins.
     """
 
     def __init__(self, job: str, *, memory: Path = checkpoints.SHARED_MEMORY) -> None:
         self._job, self._memory = job, memory
-        self._slot: int | None = None
         self._page: PageWriter | None = None
         self._generators: Generators | None = None
         self._version = 0  # of the generators, in the page
-        self._commit: tuple[Point, int] | None = None  # the last in the page
-        self._launched = 0  # collectives, up to that
-        self._late_draws = 0
-        self._generation = 0  # that the entries are written in
+        self._last: Entry | None = None  # the last commit in the page
         self._live_step: LiveStep | None = None
-        self._offered: PageContent | None = None
-        self._lent: dict[int, bytes] = {}  # by slot, of who is gone
-        self._failed_before = False
-
-    # ---- keeping
+        self._offered = Content(-1)
+        self.lent: dict[int, bytes] = {}
+        self._has_failed = False
 
     def committed(self, generators: Generators | None, slot: int, generation: int, point: Point, commits: int) -> None:
-        """The state as it stands is a commit, or what a generation begins with."""
-        if generators is None or self._failed_before:
+        """Keep the states as they stand: they are this commit's, or what a generation begins with."""
+        if generators is None or self._has_failed:
             return
-        self._generation = generation
+        before = self._offered if self._offered.slot == slot else Content(slot)
+        draws_late = any(entry.draws_late for entry in before.entries)
+        if self._page is not None and self._page.slot != slot:
+            self.let_go()
+        page, last, collectives = self._page, self._last, before.collectives
+        if page is not None and last is not None:
+            draws_late, collectives = last.draws_late, page.collectives[0]
+            if (last.point, last.commits) != (point, commits):  # else a generation begins where this process was
+                step = LiveStep(collectives - last.collectives, generators.version != self._version)
+                self._live_step = step if last.commits + 1 == commits else None
+                draws_late |= self._live_step is not None and self._live_step.draws_late
+        entry = Entry(True, point, commits, generation, collectives, draws_late, generators.packed())
         try:
-            page = self._page_of(slot)
-            if self._commit == (point, commits):  # a generation begins where this process was
-                self._write(page, generators, EntryKind.COMMIT, point, commits)
-                return
-            collectives, draws_late = page.collectives - self._launched, generators.version != self._version
-            is_step = self._commit is not None and self._commit[1] + 1 == commits
-            self._live_step = LiveStep(collectives, draws_late) if is_step else None
-            self._late_draws += is_step and draws_late
-            self._write(page, generators, EntryKind.COMMIT, point, commits)
-            page.publish()
+            if page is None:
+                self._page = PageWriter(self._memory, self._job, before._replace(entries=(*before.entries, entry)))
+            else:
+                page.add(entry)
         except StoreError as error:
             self._failed(error)
+            return
+        self._last, self._generators, self._version = entry, generators, generators.version
 
     def before_collective(self) -> None:
-        """One is launched next: what the generators stand at is kept, where that has changed."""
-        page, generators = self._page, self._generators
-        if page is None or generators is None or self._commit is None:
+        """Keep the states if they have changed: a collective is launched next."""
+        page, generators, last = self._page, self._generators, self._last
+        if page is None or generators is None or last is None:
             return
         generators.look()
         if generators.version != self._version:
+            self._version = generators.version
             try:
-                self._write(page, generators, EntryKind.BEFORE_COLLECTIVE, *self._commit)
+                page.add(last._replace(is_commit=False, state=generators.packed()))
             except StoreError as error:
                 self._failed(error)
                 return
-        page.launching()
-
-    def _page_of(self, slot: int) -> PageWriter:
-        if self._page is None or self._slot != slot:
-            self.let_go()
-            self._slot, self._page = slot, PageWriter(self._memory, self._job, slot)
-            entries = self._page.content().entries
-            self._late_draws = entries[-1].late_draws if entries else 0
-        return self._page
-
-    def _write(self, page: PageWriter, generators: Generators, kind: EntryKind, point: Point, commits: int) -> None:
-        page.write(kind, point, commits, self._generation, self._late_draws, generators.packed())
-        self._version, self._generators = generators.version, generators
-        if kind is EntryKind.COMMIT:
-            self._commit, self._launched = (point, commits), page.collectives
+        page.collectives[0] += 1
 
     def _failed(self, error: StoreError) -> None:
-        """Once, and training goes on."""
-        self._failed_before = True
-        self.discard()
+        self._has_failed = True
+        self.let_go()
         log.warn(f"the generators are kept in checkpoints alone, so a loss goes back to one: {error}")
 
-    # ---- offering
+    def live_step(self, point: Point | None, commits: int) -> LiveStep | None:
+        """Return what is known of the step that led to the commit in this process's memory."""
+        last = self._last
+        return self._live_step if last is not None and (last.point, last.commits) == (point, commits) else None
+
+    # ---- offering: what was read once counts, whatever a predecessor that isn't quite dead still writes
 
     def offer(self, slot: int) -> Page | None:
-        """What the slot's page says; it is what :meth:`states_at` takes from."""
-        if self._page is not None and self._slot == slot:
-            self._offered = self._page.content()
-        else:
-            self._offered = self._decode(slot, self._read(slot))
+        """Describe the page of this process's slot; :meth:`states_at` takes from it."""
+        self._offered = self._read(slot)[1]
         return _described(self._offered)
 
     def offer_orphaned(self, slot: int) -> tuple[OrphanedPage, ...]:
-        """The pages of other slots whose processes are gone: who takes their places may be on another host."""
+        """Describe the pages of other slots whose processes are gone: their successors may be on another host."""
         pages = []
-        for other in checkpoints.orphaned_pages(self._memory, self._job):
-            data = self._read(other) if other != slot else None
-            page = _described(self._decode(other, data))
-            if data is not None and page is not None:
-                self._lent[other] = data
+        for other in memory_room.slots_in_memory(self._memory, self._job):
+            data, content = self._read(other, only_orphaned=True) if other != slot else (b"", Content(other))
+            if (page := _described(content)) is not None:
+                self.lent[other] = data
                 pages.append(OrphanedPage(other, page))
         return tuple(pages)
 
-    def lent(self, slot: int) -> bytes:
-        """A page as it was offered."""
-        return self._lent[slot]
-
-    def lend_no_more(self) -> None:
-        """A generation begins: whoever was lent a page has it."""
-        self._lent.clear()
-
     def borrow(self, slot: int, data: memoryview, whence: str) -> None:
-        """Another rank had the page of this process's slot: from now on it is the one that was offered.
+        """Take another rank's copy of this slot's page for the one that was offered.
 
         Raises:
-            StoreError: it is no page, or another's.
+            StoreError: it is no page, or another slot's.
         """
-        self._offered = checkpoints.decode_page(data, self._job, slot, whence)
-
-    def live_step(self, point: Point | None, commits: int) -> LiveStep | None:
-        """What is known of the step that led to the commit in this process's memory."""
-        return self._live_step if self._commit == (point, commits) else None
+        self._offered = decoded(data, self._job, slot, whence)
 
     def states_at(self, point: Point, commits: int) -> dict[str, Any]:
-        """The generators' states at a commit, from the page as it was offered.
+        """Return the generators' states at a commit, from the page as it was offered.
 
         Raises:
             CheckpointError: it has none, or they are no states.
         """
-        entry = self._entry_for(point, commits)
-        if entry is None:
-            raise CheckpointError(f"the page of the generators has nothing of {point}, commit {commits}")
-        return unpack(entry.state)
-
-    def _entry_for(self, point: Point, commits: int) -> PageEntry | None:
-        """The commit's own; else the last of all, where the commit is the next one."""
-        entries = () if self._offered is None else self._offered.entries
-        own = [one for one in entries if one.kind is EntryKind.COMMIT]
+        own = self._offered.commits
         for entry in reversed(own):
             if (entry.point, entry.commits) == (point, commits):
-                return entry
-        return entries[-1] if own and (own[-1].generation, own[-1].commits + 1) == (point.generation, commits) else None
+                return unpack(entry.state)
+        if own and (own[-1].generation, own[-1].commits + 1) == (point.generation, commits):
+            return unpack(self._offered.entries[-1].state)  # as they were before that commit's last collective
+        raise CheckpointError(f"the page of the generators has nothing of {point}, commit {commits}")
 
-    def _read(self, slot: int) -> bytes | None:
+    def _read(self, slot: int, *, only_orphaned: bool = False) -> tuple[bytes, Content]:
+        page = self._page if self._page is not None and self._page.slot == slot else None
         try:
-            return checkpoints.read_page(self._memory, self._job, slot)
+            data = read_page(self._memory, self._job, slot, only_orphaned=only_orphaned) if page is None else page.view
+            return (b"", Content(slot)) if data is None else (bytes(data), decoded(data, self._job, slot, "the page"))
         except StoreError as error:
             log.warn(f"passed over the page of the generators of slot {slot}: {error}")
-            return None
-
-    def _decode(self, slot: int, data: bytes | None) -> PageContent | None:
-        return None if data is None else checkpoints.decode_page(data, self._job, slot, f"the page of slot {slot}")
-
-    # ---- the end
-
-    def discard(self) -> None:
-        """The job has ended well: nobody will look for the page."""
-        if self._page is not None:
-            self._page.discard()
-        self._page = self._commit = None
+            return b"", Content(slot)
 
     def let_go(self) -> None:
-        """What is in the page stays."""
+        """Stop writing; the page stays until its room is removed."""
         if self._page is not None:
-            self._page.close()
-        self._page = self._commit = None
+            self._page.let_go()
+        self._page = self._last = None
 
 
-def _described(content: PageContent | None) -> Page | None:
-    """What the scheduler is told of it; nothing where it has no commit."""
-    entries = () if content is None else content.entries
-    commits = [entry for entry in entries if entry.kind is EntryKind.COMMIT]
-    if content is None or not commits:
+def read_page(base: Path, job: str, slot: int, *, only_orphaned: bool = False) -> bytes | None:
+    """Read the page of a slot; None if there is none, or ``only_orphaned`` and a live process writes it.
+
+    Raises:
+        StoreError: it isn't this user's alone.
+    """
+    path = room_path(base, job, slot) / PAGE
+    with opened_room(base, path.parent) as room:
+        descriptor = None if room is None else open_slot(room, path, os.O_RDONLY)
+    if descriptor is None:
         return None
-    last = commits[-1]
-    return Page(
-        commits=tuple(KeptCommit(entry.point, entry.commits) for entry in commits),
-        generation=last.generation,
-        next_commit=last.commits + 1,
-        collectives=content.collectives - last.collectives,
-        draws_late=entries[-1].late_draws > 0,
-    )
+    try:
+        with durable.disk_errors(path, "reading the page of the generators"):
+            is_wanted = not only_orphaned or not memory_room.is_locked(descriptor)
+            return os.pread(descriptor, FILE_BYTES + 1, 0) if is_wanted else None
+    finally:
+        os.close(descriptor)
+
+
+def decoded(data: bytes | memoryview, job: str, slot: int, whence: str) -> Content:
+    """Return what is in a page, without the entries whose hash says that they are not complete.
+
+    Raises:
+        StoreError: it is no page, or another job's or slot's; the message says ``whence`` it came.
+    """
+    header, data, entries = _HEADER.pack(_MAGIC, job.encode(), slot), memoryview(data), {}
+    if len(data) != FILE_BYTES or data[: len(_MAGIC)] != _MAGIC:
+        raise StoreError(f"{whence}: {len(data)} bytes that are no page of this version, expected {FILE_BYTES}")
+    if data[: len(header)] != header:
+        raise StoreError(f"{whence}: it is the page of another job or slot, expected slot {slot} of job {job}")
+    for start in range(ENTRIES_AT, FILE_BYTES, ENTRY_BYTES):
+        (size,) = _SIZE.unpack_from(data, start + _SEAL_BYTES)
+        sized = data[start + _SEAL_BYTES :][: _SIZE.size + min(size, MAX_CONTENT_BYTES)]
+        if xxhash.xxh3_128_digest(header + sized) == data[start : start + _SEAL_BYTES]:
+            number, is_commit, point, *others = msgpack.unpackb(sized[_SIZE.size :])
+            entries[number] = Entry(is_commit, Point(*point), *others)
+    return Content(slot, tuple(entries[number] for number in sorted(entries)), data[_COUNT_AT:][:8].cast("Q")[0])
+
+
+def _described(content: Content) -> Page | None:
+    """Describe a page to the scheduler; None if it has no commit."""
+    commits = content.commits
+    if not commits:
+        return None
+    last, kept = commits[-1], tuple(KeptCommit(entry.point, entry.commits) for entry in commits)
+    collectives, draws_late = content.collectives - last.collectives, content.entries[-1].draws_late
+    return Page(kept, last.generation, last.commits + 1, collectives, draws_late)
+
+
+def _new_file(room: int, name: str) -> mmap.mmap:
+    descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=room)
+    try:
+        os.posix_fallocate(descriptor, 0, FILE_BYTES)  # else a full /dev/shm is a SIGBUS in the middle of a step
+        memory = mmap.mmap(descriptor, FILE_BYTES, flags=mmap.MAP_SHARED)
+    finally:
+        os.close(descriptor)
+    if hasattr(mmap, "MADV_DONTFORK"):
+        memory.madvise(mmap.MADV_DONTFORK)  # a forked child must not write here
+    return memory

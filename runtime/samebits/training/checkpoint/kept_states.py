@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from samebits.core.point import Point
-from samebits.store.checkpoint.memory.available_memory import available_bytes
+from samebits.store.checkpoint.memory_buffer import available_bytes
 from samebits.training import value_trees
 from samebits.training.state.compared import Named, digest_of, is_hashable, parts_of
 from samebits.training.state.handlers import copied_tree

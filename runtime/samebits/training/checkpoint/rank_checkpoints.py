@@ -1,18 +1,21 @@
-"""This rank's restore points: which it holds, saving, loading, giving to another rank, and letting old ones go.
+"""This rank's restore points: which it holds, saving, loading, sending, and deleting old ones.
 
-The format and its verification are ``store.checkpoint``'s; which point is resumed is the core's choice. Here is one
-rank's folder, locked by its live writer, the slots in memory that a save passes through (``async_saves``), and which
-points this process has already verified. A point is the same in memory and on disk, and memory is asked first.
+The format and its verification are ``store.checkpoint``'s; the core chooses the point to resume.
+:class:`RankCheckpoints` is one rank's folder, locked by its live writer, and the points that this process has verified.
+A point is the same in memory and on disk, and memory is asked first. :class:`AsyncSaves` is the memory slots that a
+save passes through and the process that makes them durable. If memory is missing or too small, it says so once and the
+save waits for the disk.
 """
 
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
 
 from samebits.core.point import Point
+from samebits.core.values import replace
 from samebits.errors import CheckpointError, ForeignFolderError, StoreError
 from samebits.service import log
 from samebits.service.buddy import Brief, CopyListener
@@ -23,6 +26,7 @@ from samebits.store.checkpoint import (
     FoundPoint,
     Incoming,
     Location,
+    MemoryRoom,
     Outcome,
     PointHeader,
     Pruned,
@@ -30,17 +34,16 @@ from samebits.store.checkpoint import (
     Retention,
     TensorPart,
     Tree,
+    Writer,
 )
-from samebits.store.checkpoint.local.pruning import ALL
-from samebits.store.checkpoint.memory.available_memory import available_bytes
+from samebits.store.checkpoint.memory_buffer import available_bytes
+from samebits.store.checkpoint.pruning import ALL
 from samebits.store.durable import disk_errors
 from samebits.store.lock import DirectoryLock, read_holder
-from samebits.training.checkpoint.async_saves import AsyncSaves
+from samebits.training.checkpoint.staging import Staging
 from samebits.training.state import snapshot
 from samebits.training.state.checkpoint_config import CheckpointConfig
 from samebits.training.state.snapshot import NamedTensors
-
-Taken = TypeVar("Taken")
 
 WRITER_WAIT_S = 60.0
 """How long the first save waits for the writer of a predecessor that was killed while it was saving."""
@@ -416,63 +419,45 @@ class RankCheckpoints:
         self._told = checkpoints.tellable(points, self.config.keep_checkpoint_max, self._committed(), self._told)
         self._report(sorted(self._told & self._verified))
 
-    def load(self, point: Point, targets: Mapping[str, TensorPart] | None = None, *, threads: int = 1) -> Checkpoint:
-        """Read one of the held points, verified; :class:`CheckpointError` where it is no longer whole.
+    def load(
+        self,
+        point: Point,
+        targets: Mapping[str, TensorPart] | None = None,
+        *,
+        threads: int = 1,
+        to_send: bool = False,
+    ) -> Checkpoint:
+        """Read one of the held points, verified; :class:`CheckpointError` if it is no longer whole.
 
         Args:
             point: which.
             targets: as in ``checkpoints.read``: tensors that are to be filled; after an error they may hold anything.
             threads: how many share the reading.
+            to_send: the caller changes nothing of it, and this rank may load it too.
         """
-        return self._from_the_nearest(
-            point,
-            lambda found: checkpoints.read(found, targets, threads=threads),
-            self._given_away,
-            lambda found: self._place.read(found, targets, threads=threads),
-        )
-
-    def _given_away(self, fetched: Checkpoint) -> Checkpoint:
-        self._fetched = None  # who loads it may change it
-        return fetched
-
-    def pack(self, point: Point) -> memoryview:
-        """One of the held points as bytes, for another rank."""
-        return self._from_the_nearest(point, checkpoints.pack, _packed, self._place.pack)
-
-    def _from_the_nearest(
-        self,
-        point: Point,
-        from_memory: Callable[[FoundPoint], Taken],
-        from_fetched: Callable[[Checkpoint], Taken],
-        from_place: Callable[[Any], Taken],
-    ) -> Taken:
         found = self._in_memory.get(point)
         if found is not None:
             try:
-                taken = from_memory(found)
+                loaded = checkpoints.read(found, targets, threads=threads)
             except CheckpointError as error:
                 del self._in_memory[point]
                 self._pass_over(str(error))
             else:
                 log.say(f"the restore point of {point} comes from memory: {found.path}")
-                return taken
+                return loaded
         if self._fetched is not None and self._fetched[0] == point:
-            return from_fetched(self._fetched[1])
-        return from_place(self._found(point))
+            fetched = self._fetched[1]
+            if not to_send:
+                self._fetched = None
+            return fetched
+        saved = self._place.find(point)
+        if saved is None:
+            raise CheckpointError(f"{self._place}: the restore point of {point} is gone")
+        return self._place.read(saved, targets, threads=threads)
 
     def receiving(self, preface: memoryview, targets: Mapping[str, TensorPart]) -> Incoming:
         """A point that another rank sends; ``targets`` are tensors that are to be filled."""
         return Incoming(preface, self._job, targets)
-
-    def unpack(self, packed: bytes | bytearray | memoryview) -> Checkpoint:
-        """A point that another rank packed, verified."""
-        return checkpoints.unpack(packed, self._job)
-
-    def _found(self, point: Point) -> Found:
-        found: Found | None = self._place.find(point)
-        if found is None:
-            raise CheckpointError(f"{self._place}: the restore point of {point} is gone")
-        return found
 
     def discard_memory(self) -> None:
         """The job has ended well: nobody will look for its points in memory."""
@@ -493,5 +478,209 @@ def _has_room_for(size_bytes: int) -> bool:
     return left is None or left >= size_bytes
 
 
-def _packed(point: Checkpoint) -> memoryview:
-    return checkpoints.pack_state(point.header, point.tensors.values(), point.tree, point.layout)
+HASHED_SOON_S = 10.0
+"""How long a process that was started again waits for what its predecessor's writer is hashing."""
+_POLL_S = 0.01  # nobody tells of a byte that changes in shared memory
+
+
+class AsyncSaves:
+    """The asynchronous half of a rank's checkpoints.
+
+    Args:
+        root: the job's checkpoint folder.
+        slot, job, job_name: whose points.
+        memory: the folder in memory; ``checkpoints.SHARED_MEMORY`` but in tests.
+        listener: where copies of other ranks' points come in; None: none are exchanged.
+    """
+
+    def __init__(
+        self,
+        root: Location,
+        slot: int,
+        *,
+        job: str,
+        job_name: str,
+        memory: Path = checkpoints.SHARED_MEMORY,
+        listener: CopyListener | None = None,
+    ) -> None:
+        self._listener = listener
+        self._brief: Brief | None = None
+        self._is_copying = False  # the writer that runs
+        self._said_of_copies = False
+        self._root, self._job, self._job_name, self._slot, self._memory = root, job, job_name, slot, memory
+        self._room: MemoryRoom | None = None
+        self._staging: Staging | None = None
+        self._writer: Writer | None = None
+        self._refused_bytes: int | None = None  # so much there was no memory for
+        self._said = False
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is in hand."""
+        return self._writer is not None and self._writer.is_busy
+
+    def prepare(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> None:
+        """Have memory for the first saves by the time they come, where there is any; such a point will be saved."""
+        with contextlib.suppress(CheckpointError, StoreError):  # the first save says so
+            self._opened_room()[1].prepare(header, tensors, tree, layout)
+
+    def begin(
+        self,
+        header: PointHeader,
+        tensors: NamedTensors,
+        tree: Tree,
+        layout: Tree,
+        lock_descriptor: int,
+    ) -> bool:
+        """Copy the point and hand it to the writer; False, said once with the reason, where that is not possible.
+
+        Args:
+            header, tensors, tree, layout: the point.
+            lock_descriptor: of the rank's folder; the writer keeps it locked as long as it writes.
+
+        Raises:
+            CheckpointError: the state itself cannot be saved.
+        """
+        needed_bytes = sum(tensor.numel() * tensor.element_size() for _, tensor in tensors)
+        if self._refused_bytes is not None and needed_bytes >= self._refused_bytes:
+            return False
+        try:
+            with disk_errors(self._memory, "copying aside"):
+                staging, writer = self._opened(lock_descriptor)
+                self._refused_bytes = needed_bytes
+                name, sequence = staging.stage(header, tensors, tree, layout)
+                self._refused_bytes = None
+                writer.submit(name, sequence, header.point)
+        except CheckpointError:
+            self._refused_bytes = None
+            raise
+        except checkpoints.BufferGoneError as error:
+            self._refuse(str(error))
+            self._refused_bytes = None  # there is memory: the next save opens the room anew
+            return False
+        except StoreError as error:
+            self._refuse(str(error))
+            return False
+        if self._said:
+            log.say("checkpoints are copied aside again: training goes on while they are written")
+        self._said = False
+        return True
+
+    def _refuse(self, why: str) -> None:
+        if self._refused_bytes is not None:
+            self.discard()  # one slot of two is no use, and what is in it is on disk
+        if not self._said:
+            log.warn(
+                f"training waits for the disk at every checkpoint, because it cannot be copied aside: {why} "
+                "(CheckpointConfig(async_save=False) does so without a word)"
+            )
+        self._said = True
+
+    def _opened(self, lock_descriptor: int) -> tuple[Staging, Writer]:
+        room, staging = self._opened_room()
+        if self._writer is not None and self._brief is not None and not self._is_copying:
+            self._writer.close()  # the ranks were all on one host before; nothing is in hand here
+            self._writer = None
+        if self._writer is None:
+            self._writer = self._new_writer(room, lock_descriptor)
+        return staging, self._writer
+
+    def _opened_room(self) -> tuple[MemoryRoom, Staging]:
+        if self._room is None or self._staging is None:
+            checkpoints.sweep(self._memory, self._job)
+            self._room = MemoryRoom(self._memory, self._job, self._slot)
+            self._staging = Staging(self._room)
+        return self._room, self._staging
+
+    def _new_writer(self, room: MemoryRoom, lock_descriptor: int) -> Writer:
+        self._is_copying = self._listener is not None and self._brief is not None
+        if self._listener is None or self._brief is None:
+            return Writer(self._root, room, lock_descriptor, job_name=self._job_name)
+        inherited = (self._listener.descriptor,)
+        command = self._listener.command
+        writer = Writer(
+            self._root, room, lock_descriptor, job_name=self._job_name, command=command, inherited=inherited
+        )
+        writer.brief(self._brief.pack())
+        return writer
+
+    def exchange(self, brief: Brief | None) -> None:
+        """A generation begins: who keeps this rank's copies, and whose come here; None where nobody's do."""
+        if brief is None and self._brief is not None:
+            brief = replace(self._brief, keeper="", who="", keeps=())
+        self._brief = brief
+        if self._writer is not None and self._is_copying and brief is not None:
+            self._writer.brief(brief.pack())
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether other ranks send their copies here and nobody takes them in yet."""
+        return self._writer is None and self._brief is not None and bool(self._brief.keeps)
+
+    def take_in(self, lock_descriptor: int) -> None:
+        """Take other ranks' copies in, though nothing of this rank's was saved yet; see :meth:`begin`.
+
+        Raises:
+            StoreError: that is not possible; the first save says so too.
+        """
+        self._opened(lock_descriptor)[1].start()
+
+    def hear_of_copies(self) -> None:
+        """Say it once when points are not copied to the buddy, and when they are again; costs nothing otherwise."""
+        if self._writer is None or not self._is_copying:
+            return
+        for problem in self._writer.copies():
+            if problem and not self._said_of_copies:
+                log.warn(
+                    f"the newest checkpoint has no copy at this rank's buddy: {problem}; training goes on, and older "
+                    "copies stay (CheckpointConfig(buddy_copies=False) does without them)"
+                )
+            elif not problem and self._said_of_copies:
+                log.say("checkpoints are copied to this rank's buddy again")
+            self._said_of_copies = bool(problem)
+
+    def outcome(self, *, wait: bool) -> Outcome | None:
+        """The end of the save in hand, if it has one or ``wait`` says to wait for it."""
+        return None if self._writer is None else self._writer.outcome(wait=wait)
+
+    def prune(self, pruning: Pruning) -> None:
+        """Have old points let go beside the training, now that the save that was in hand is durable."""
+        if self._writer is not None:
+            self._writer.prune(pruning)
+
+    def pruned(self, *, wait: bool) -> list[Pruned]:
+        """What went since this was asked last; ``wait`` for what is going. No save is in hand."""
+        return [] if self._writer is None else self._writer.pruned(wait=wait)
+
+    def found(self) -> tuple[list[FoundPoint], list[str]]:
+        """The points in memory that can be used once verified, and why others cannot be."""
+        deadline_s = time.monotonic() + HASHED_SOON_S
+        while self._room is None and checkpoints.is_being_hashed(self._memory, self._job, self._slot):
+            if time.monotonic() > deadline_s:
+                break
+            time.sleep(_POLL_S)
+        return checkpoints.points_in_memory(self._memory, self._job, self._slot)
+
+    def forget(self, is_unwanted: Callable[[Point], bool]) -> None:
+        """Empty the slots that hold such a point, a predecessor's too; no save is in hand."""
+        if self._room is not None:
+            self._room.forget(is_unwanted)
+        elif any(
+            is_unwanted(found.point) for found in checkpoints.points_in_memory(self._memory, self._job, self._slot)[0]
+        ):
+            checkpoints.remove_room(self._memory, self._job, self._slot)
+
+    def close(self) -> None:
+        """Let go of slots and writer, once it has written what it has in hand; what is in memory stays."""
+        if self._writer is not None:
+            self._writer.close()
+        if self._staging is not None:
+            self._staging.close()
+        if self._room is not None:
+            self._room.close()
+        self._writer = self._staging = self._room = None
+
+    def discard(self) -> None:
+        """As :meth:`close`, and give the memory back, also where a predecessor took it."""
+        self.close()
+        checkpoints.remove_room(self._memory, self._job, self._slot)

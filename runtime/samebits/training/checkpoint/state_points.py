@@ -25,15 +25,14 @@ from samebits.service import log
 from samebits.service.buddy import brief_of
 from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
-from samebits.store.checkpoint import Checkpoint, Outgoing, PointHeader, PointStore, TensorPart
-from samebits.training.checkpoint import copying
-from samebits.training.checkpoint.comparisons import comparisons_by
+from samebits.store.checkpoint import Checkpoint, Found, Outgoing, PointHeader, TensorPart
+from samebits.training.checkpoint import staging
 from samebits.training.checkpoint.digests import Digests
 from samebits.training.checkpoint.kept_copies import KeptCopies
 from samebits.training.checkpoint.kept_generators import KeptGenerators
 from samebits.training.checkpoint.kept_states import KeptState, KeptStates, bytes_in
 from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
-from samebits.training.checkpoint.save_rhythm import due_by
+from samebits.training.checkpoint.save_rhythm import comparisons_by, due_by
 from samebits.training.group import ddp, transfer
 from samebits.training.group.group import Group, is_communication_failure
 from samebits.training.process.context import Worker
@@ -123,8 +122,8 @@ class StatePoints:
 
     def discard_memory(self) -> None:
         """The job has ended well: nobody will look for points in memory."""
-        self.generators.discard()
-        self.folder.discard_memory()
+        self.generators.let_go()
+        self.folder.discard_memory()  # and the page with it
         self._copies.discard()
 
     def release(self) -> None:
@@ -179,11 +178,11 @@ class StatePoints:
         generation = self.present()
         for loan in generation.page_loans:
             is_mine = loan.lender == generation.rank
-            packed = memoryview(bytearray(self.generators.lent(loan.slot))) if is_mine else None
+            packed = memoryview(bytearray(self.generators.lent[loan.slot])) if is_mine else None
             data = transfer.broadcast(packed, loan.lender, self._process.device)
             if loan.rank == generation.rank:
                 self.generators.borrow(loan.slot, data, f"the page that rank {loan.lender} has sent")
-        self.generators.lend_no_more()
+        self.generators.lent.clear()
 
     def keep_generators(self, point: Point) -> None:
         """The state as it stands is this commit: what its generators stand at outlives this process."""
@@ -386,24 +385,16 @@ class StatePoints:
             tree, tensors = snapshot.take_apart(self._contents(), "state")
         return self.folder.header(point, generation.rank, generation.world_size), tensors, tree, dict(self.layouts)
 
-    def _packed(self, point: Point) -> memoryview:
-        """The live state as bytes for other ranks."""
-        with _savable():
-            return checkpoints.pack_state(*self._in_parts(point))
-
     def _live(self, point: Point) -> Outgoing:
         """The live state, for other ranks: it must stand until they have it."""
-        with _savable():
-            return Outgoing.of_state(*self._in_parts(point))
-
-    def _in_parts(self, point: Point) -> tuple[PointHeader, list[TensorPart], checkpoints.Tree, dict[str, Any]]:
         header, tensors, tree, layouts = self._in_tensors(point)
-        return header, snapshot.parts_of(tensors), tree, layouts
+        with _savable():
+            return Outgoing.of_state(header, snapshot.parts_of(tensors), tree, layouts)
 
     def _from_folder(self, point: Point) -> Outgoing:
         """One of this rank's points, for other ranks."""
         with self.folder.rejecting(point):
-            return Outgoing.of_packed(self.folder.pack(point))
+            return Outgoing.of_point(self.folder.load(point, to_send=True))
 
     def _contents(self) -> dict[str, Any]:
         return {**self._state.contents(), "commits": self.commits, "due": self.due.contents()}
@@ -416,28 +407,31 @@ class StatePoints:
 
     def start_from_rank_0(self, formed: Group) -> None:
         """Nothing was ever committed: rank 0's initial state becomes everybody's, and a durable point of step 0."""
-        generation, device = self.present(), self._process.device
+        generation = self.present()
         ddp.attach_all(formed, None)
         self.layouts = ddp.capture_all()
         if generation.rank == 0:
             self.compare(0, is_save=True)
             self.save_first()
-        packed = self._packed(Point(0, generation.generation)) if generation.rank == 0 else None
-        received = transfer.broadcast(packed, 0, device)
-        if generation.rank != 0:
+        received = self._share_of_rank_0(0)
+        if received is not None:
             own = {**self._state.contents()["own"], "shards": {}}  # shards, if there were any, would be of another line
-            self._become(self.folder.unpack(received), own=own)
+            self._become(received, own=own)
             self.compare(0, is_save=True)
             self.save_first()
         self._state.enter_group()  # what is sharded was whole until here, so that all begin with the same
 
     def take_from_rank_0(self) -> None:
         """The state as it stands on rank 0 becomes everybody's. A collective."""
-        generation, device = self.present(), self._process.device
-        point = Point(self._state.completed_steps, generation.generation)
-        received = transfer.broadcast(self._packed(point) if generation.rank == 0 else None, 0, device)
-        if generation.rank != 0:
-            self._become(self.folder.unpack(received))
+        received = self._share_of_rank_0(self._state.completed_steps)
+        if received is not None:
+            self._become(received)
+
+    def _share_of_rank_0(self, step: int) -> Checkpoint | None:
+        """Send rank 0's live state to all ranks; return it on the others. A collective."""
+        generation = self.present()
+        live = self._live(Point(step, generation.generation)) if generation.rank == 0 else None
+        return transfer.share(live, 0, lambda preface: self.folder.receiving(preface, {}), self._process.device)
 
     def obtain(self, point: Point, live: Point | None, formed: Group) -> None:
         """Become the restore point: it is here, in memory or on disk, or its source sends it; and send it to others.
@@ -508,8 +502,8 @@ class StatePoints:
             if loan.rank != generation.rank:
                 copy = Copy(loan.slot, point)
                 with self._copies.rejecting(copy):
-                    packed = self._copies.pack(copy)
-                transfer.send(Outgoing.of_packed(packed), (loan.rank,), _nothing, device)
+                    lent = Outgoing.of_point(self._copies.read(copy))
+                transfer.send(lent, (loan.rank,), _nothing, device)
 
     def load_final(self, point: Point) -> None:
         """Training is finished: become the final state, alone, from this rank's point or another rank's.
@@ -517,48 +511,47 @@ class StatePoints:
         Raises:
             StoreError: no rank's folder has it whole.
         """
-        root = self._root()
+        job, root = self._process.admitted.job, self._root()
         own = None if self._folder is None else self._folder.slot
         if self._folder is not None:
             self._folder.discard_memory()
         self._copies.discard()
-        for slot in sorted(checkpoints.slots_in(root), key=lambda one: (one != own, one)):
-            for store, found in self._finals(root, slot, point.step):
-                try:
-                    final = store.read(found)
-                    contents = self._together(snapshot.state_in(final.tree, final.tensors), final.header)
-                except CheckpointError as error:
-                    log.warn(f"passed over the final state in {found.where}: {error}")
-                    continue
-                self._state.load(contents, own=slot == own)
-                log.say(f"training is finished already: this is the final state, step {point.step}, of slot {slot}")
-                return
+        for slot, store, found in self._saved(job, lambda one: one.step == point.step, first=own):
+            try:
+                final = store.read(found)
+                contents = self._together(snapshot.state_in(final.tree, final.tensors), final.header)
+            except CheckpointError as error:
+                log.warn(f"passed over the final state in {found.where}: {error}")
+                continue
+            self._state.load(contents, own=slot == own)
+            log.say(f"training is finished already: this is the final state, step {point.step}, of slot {slot}")
+            return
         raise StoreError(
             f"training is finished at step {point.step}, but no whole copy of that state is found in {root}: "
             "bring back the checkpoint folder of any rank"
         )
 
-    def _finals(self, root: checkpoints.Location, slot: int, step: int) -> list[tuple[PointStore[Any], Any]]:
-        """Return one slot's usable points of this step: the newest first, and the final state before its commit's."""
-        process = self._process
-        places = [
-            checkpoints.open_point_store(one, slot, job=process.admitted.job, job_name=process.job_name, claims=False)
-            for one in (checkpoints.final_location(root), root)
-        ]
-        found = [(place, one) for place in places for one in place.scan() if one.point.step == step and one.is_usable]
-        return sorted(found, key=lambda one: one[1].point, reverse=True)
+    def _saved(
+        self, job: str, fits: Callable[[Point], bool], first: int | None = None
+    ) -> Iterator[tuple[int, checkpoints.PointStore[Any], Found]]:
+        """Find the usable points of all slots that fit, with their slot and store; one slot may be the ``first``."""
+        root, job_name = self._root(), self._process.job_name
+        for slot in sorted(checkpoints.slots_in(root), key=lambda one: (one != first, one)):
+            of_slot: dict[Point, tuple[checkpoints.PointStore[Any], Found]] = {}
+            for place in (root, checkpoints.final_location(root)):  # a final state stands for its commit's point
+                store = checkpoints.open_point_store(place, slot, job=job, job_name=job_name, claims=False)
+                of_slot |= {one.point: (store, one) for one in store.scan() if one.is_usable and fits(one.point)}
+            for point in sorted(of_slot, reverse=True):
+                yield slot, *of_slot[point]
 
     def _together(self, contents: dict[str, Any], header: PointHeader) -> dict[str, Any]:
         """A point's contents with every tensor whole: of what is sharded, the other ranks' points hold the rest."""
         if not has_pieces(contents["shared"]["values"]):
             return contents
-        root = self._root()
         owns = []
-        for slot in checkpoints.slots_in(root):
-            of_point = [one for one in self._finals(root, slot, header.point.step) if one[1].point == header.point]
-            for store, found in of_point[:1]:
-                other = store.read(found)
-                owns.append(snapshot.state_in(other.tree, other.tensors)["own"].get("shards", {}))
+        for _, store, found in self._saved(header.job, lambda one: one == header.point):
+            other = store.read(found)
+            owns.append(snapshot.state_in(other.tree, other.tensors)["own"].get("shards", {}))
         values = whole(contents["shared"]["values"], owns)
         return {**contents, "shared": {**contents["shared"], "values": values}}
 
@@ -625,7 +618,7 @@ class StatePoints:
                     return self._copies.read(copy), {}
         targets, tensors = self._targets(self._state.live_contents())
         with self.folder.rejecting(point):
-            found = self.folder.load(point, targets, threads=copying.loading_threads(generation.local_world_size))
+            found = self.folder.load(point, targets, threads=staging.loading_threads(generation.local_world_size))
             snapshot.state_in(found.tree, found.tensors)  # whole, and nevertheless no state: another point will do
         return found, _filled(found, targets, tensors)
 

@@ -92,6 +92,33 @@ def receive(
     return incoming.point()
 
 
+def share(
+    point: Outgoing | None, source: int, begin: Callable[[memoryview], Incoming], device: torch.device
+) -> Checkpoint | None:
+    """Send a point to all ranks, piece by piece; return it on all but its source. A collective.
+
+    Args:
+        point: given at the source and nowhere else.
+        source: a rank.
+        begin: given the preface; where the pieces are to go.
+        device: this process's.
+
+    Raises:
+        CheckpointError: what came is not what was sent.
+    """
+    preface = broadcast(None if point is None else memoryview(bytearray(point.preface)), source, device)
+    travels = begin(preface) if point is None else point
+    for size in sizes_of(travels.data_bytes):
+        piece = torch.empty(size, dtype=torch.uint8)
+        if isinstance(travels, Outgoing):
+            travels.fill(piece.numpy().data)
+        piece = piece.to(device)
+        dist.broadcast(piece, source)
+        if isinstance(travels, Incoming):
+            travels.take(piece.cpu().numpy().data)
+    return travels.point() if isinstance(travels, Incoming) else None
+
+
 def _preface_from(source: int, device: torch.device) -> memoryview:
     opening = torch.empty(_OPENING_BYTES, dtype=torch.uint8, device=device)
     dist.recv(opening, source, tag=_OPENING_TAG)

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from samebits.errors import CheckpointError, UsageError
-from samebits.store.checkpoint.format import tree as plain
-from samebits.store.checkpoint.format.tensor_part import TensorPart
+from samebits.store.checkpoint import tree as plain
+from samebits.store.checkpoint.point_format import TensorPart
 from samebits.training.group import transfer
 from samebits.training.horovod import world
 from samebits.training.process import context

@@ -35,7 +35,7 @@ from samebits.service.alone import SchedulerThread
 from samebits.service.buddy import CopyListener
 from samebits.service.health import host_health
 from samebits.service.probe_beat import ProbeBeat
-from samebits.service.scheduler import SchedulerService, exit_code_of
+from samebits.service.scheduler import SchedulerService
 from samebits.service.scheduler_address import address_towards, addresses_of, wait_for_name
 from samebits.spelling import spelled_run
 from samebits.start_folder import start_folder, was_started_in
@@ -253,10 +253,10 @@ def _serve(settings: Settings, ending: _Ending) -> NoReturn:
     service = SchedulerService(settings)
     signal.signal(signal.SIGTERM, lambda *_: service.abandon())
     ended = service.serve()
-    if exit_code_of(ended):
+    if ended.kind.exit_code:
         log.warn(ended.text)
     ending.quiet = True
-    sys.exit(exit_code_of(ended))
+    sys.exit(ended.kind.exit_code)
 
 
 def _take_seat(settings: Settings, job_name: str, ending: _Ending) -> Worker:

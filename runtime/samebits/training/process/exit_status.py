@@ -16,7 +16,7 @@ from traceback import format_exception
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from samebits.core.messages import MAX_ODDITY_CHARS, OF_A_THREAD
+from samebits.core.reports import MAX_ANOMALY_CHARS, OF_A_THREAD
 from samebits.printable import printable
 from samebits.start_folder import start_folder
 from samebits.tracebacks import failure_in
@@ -111,6 +111,6 @@ def watch_threads(tell: Callable[[str], None]) -> None:
             return
         name = ended.thread.name if ended.thread is not None else "unknown"
         text = f"{OF_A_THREAD}{name} {last_words(ended.exc_type, error, ended.exc_traceback)}"
-        tell(printable(text, MAX_ODDITY_CHARS))
+        tell(printable(text, MAX_ANOMALY_CHARS))
 
     threading.excepthook = hook

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from samebits.core.messages import MAX_FIGURE_CHARS, MAX_FIGURES, MEASURED, Figure
+from samebits.core.reports import MAX_FIGURE_CHARS, MAX_FIGURES, MEASURED, Figure
 from samebits.errors import UsageError
 from samebits.training.process import context
 

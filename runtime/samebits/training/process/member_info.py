@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from samebits.core.messages import Node
-from samebits.core.values import Schema, Value
+from samebits.core.values import Node, Schema, Value
 from samebits.service.agent import Agent
 from samebits.service.buddy import CopyListener
 from samebits.service.process_state import Whereabouts

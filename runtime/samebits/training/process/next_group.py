@@ -19,9 +19,8 @@ import torch.distributed as dist
 
 from samebits import config
 from samebits.config import Settings
-from samebits.core.agent_events import Entered
 from samebits.core.lines import root_of
-from samebits.core.messages import GenerationStarted, Place
+from samebits.core.messages import GenerationStarted, Holdings, Place
 from samebits.errors import UsageError
 from samebits.service.agent import Agent
 from samebits.service.scheduler_address import address_towards
@@ -103,7 +102,7 @@ _hosted: list[dist.TCPStore] = []  # rank 0's store lives as long as its process
 
 def join_plain_group(agent: Agent, settings: Settings) -> GenerationStarted:
     """Wait until all workers are here, and set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT."""
-    generation = agent.enter(Entered((), own_parts=False, numerics=()))
+    generation = agent.enter(Holdings((), own_parts=False, numerics=()))
     if not isinstance(generation, GenerationStarted):
         raise UsageError("this job's training is finished; with ENABLE_RECOVERY=0 there is nothing to go back to")
     address = _host_store(settings, generation.world_size) if generation.rank == 0 else ""

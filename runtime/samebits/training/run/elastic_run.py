@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from samebits.core.agent_events import EnterAgain, Entered
-from samebits.core.messages import GenerationStarted, Place, Progress
+from samebits.core.agent_events import EnterAgain
+from samebits.core.messages import MAX_END_CHARS, GenerationStarted, Holdings, Place
 from samebits.core.point import Point
+from samebits.core.reports import Progress
 from samebits.errors import (
     DuplicateNodeError,
     FencedError,
@@ -363,7 +364,7 @@ class ElasticRun:
             self._points.take_slot(place.slot)
             self._next_group = self._process.take_next_group(place)
 
-    def _enter_again(self, asked: EnterAgain) -> Entered:
+    def _enter_again(self, asked: EnterAgain) -> Holdings:
         """The round wants to know what the disk holds, or has another place for this process, or all go back."""
         if asked.back_to is not None and asked.back_to != self._back_to:
             self._live, self._back_to = self._points.go_back(asked.back_to), asked.back_to
@@ -371,9 +372,9 @@ class ElasticRun:
             self._begin_to_connect(asked.place)
         return self._entry(look=asked.look, committed=asked.committed)
 
-    def _entry(self, *, look: bool, committed: Point | None = None) -> Entered:
+    def _entry(self, *, look: bool, committed: Point | None = None) -> Holdings:
         group = self._next_group
-        return Entered(
+        return Holdings(
             points=tuple(self._points.held(committed)) if look else (),
             own_parts=self._state.has_own_parts,
             numerics=self._numerics,
@@ -388,7 +389,7 @@ class ElasticRun:
             live_step=self._points.generators.live_step(self._live, self._points.commits),
             back_to=self._back_to,
             folder=self._points.searched if look else "",
-            failed_with=self._failed_with,
+            failed_with=self._failed_with[:MAX_END_CHARS],
         )
 
     def _begin(self, generation: GenerationStarted) -> None:

@@ -9,9 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from samebits.core.agent_events import Pace
-from samebits.core.messages import MAX_STEP_US, StepTime
 from samebits.core.pace import STEPS, mean_of
+from samebits.core.reports import MAX_STEP_US, StepTime, StepTiming
 from samebits.training.main_thread_time import MainThreadTime, main_thread
 
 __all__ = ["StepTimes"]
@@ -42,7 +41,7 @@ class StepTimes:
         waited: MainThreadTime = main_thread,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.pace: Pace | None = None
+        self.pace: StepTiming | None = None
         self._shortest_s = least_s
         self._waited, self._clock = waited, clock
         self._least_us: float | None = None  # None: nothing is measured in this generation
@@ -64,7 +63,7 @@ class StepTimes:
         """A commit begins; what is waited for others in it is no part of it."""
         self._commit_s, self._before_commit_s = self._clock(), self._waited.communication_s
 
-    def commit_ends(self, step: int) -> Pace | None:
+    def commit_ends(self, step: int) -> StepTiming | None:
         """So many steps are completed; the newest window of the present generation."""
         if self._least_us is not None:
             self._committed(step, self._commit_s, self._before_commit_s, self._least_us)
@@ -90,4 +89,4 @@ class StepTimes:
         if self._spent_us >= least_us:
             means, self._means, self._spent_us = self._means, [], 0
             mean = StepTime(*(sum(part) // len(means) for part in zip(*means, strict=True)))
-            self.pace = Pace(len(means) * STEPS, mean)
+            self.pace = StepTiming(len(means) * STEPS, mean)

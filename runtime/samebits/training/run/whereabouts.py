@@ -18,7 +18,7 @@ from itertools import islice
 from pathlib import Path
 from types import FrameType
 
-from samebits.core.messages import MAX_PLACE_CHARS, Phase, Progress
+from samebits.core.reports import MAX_PLACE_CHARS, Phase, Progress
 from samebits.printable import printable
 from samebits.start_folder import start_folder
 from samebits.tracebacks import is_of_the_script

@@ -18,8 +18,8 @@ from typing import Any, Protocol
 
 import torch
 
-from samebits.core.messages import PartKind
 from samebits.core.point import Point
+from samebits.core.reports import PartKind
 from samebits.errors import UsageError
 from samebits.training.group import transfer
 from samebits.training.process import context

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import xxhash
 
-from samebits.core.messages import MAX_PART_CHARS, Part, PartKind
+from samebits.core.reports import MAX_PART_CHARS, Part, PartKind
 from samebits.errors import CheckpointError
 from samebits.printable import printable
 from samebits.training.state import snapshot

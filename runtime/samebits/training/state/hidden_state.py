@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from samebits.core.messages import OF_HIDDEN_STATE
+from samebits.core.reports import OF_HIDDEN_STATE
 from samebits.service import log
 from samebits.training.group.calling_place import is_library
 from samebits.training.state.fingerprints import (

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from samebits.core.messages import PartKind
 from samebits.core.point import Point
+from samebits.core.reports import PartKind
 from samebits.errors import UsageError
 from samebits.training.group import transfer
 from samebits.training.process import context

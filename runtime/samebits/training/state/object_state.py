@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from samebits.core.messages import PartKind
 from samebits.core.point import Point
+from samebits.core.reports import PartKind
 from samebits.errors import CheckpointError, UsageError
 from samebits.spelling import spelled
 from samebits.training.state import rng

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from samebits.core.messages import PartKind
 from samebits.core.point import Point
+from samebits.core.reports import PartKind
 from samebits.errors import UsageError
 from samebits.training.group.calling_place import calling_place
 from samebits.training.process import context

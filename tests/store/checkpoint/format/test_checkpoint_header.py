@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from samebits.errors import CheckpointError
-from samebits.store.checkpoint.format import safetensors_header as header_format
-from samebits.store.checkpoint.format.tensor_part import TensorPart
+from samebits.store.checkpoint import point_format as header_format
+from samebits.store.checkpoint.point_format import TensorPart
 
 
 def decode(data: bytes) -> list[header_format.TensorEntry]:

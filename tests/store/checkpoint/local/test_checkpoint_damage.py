@@ -1,29 +1,16 @@
 from __future__ import annotations
 
 import shutil
-import struct
 from pathlib import Path
 
 import pytest
 
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, StoreError
-from samebits.store.checkpoint import FoundPoint, pack, rank_directory, read, scan, unpack, verify, write_point
-from samebits.store.checkpoint.format.manifest import decode_manifest
+from samebits.store.checkpoint import FoundPoint, rank_directory, read, scan, verify
+from samebits.store.checkpoint.point_format import decode_manifest
 from tests.store.disk_faults import names_in
-from tests.store.points import (
-    CHUNK_BYTES,
-    JOB,
-    LAYOUT,
-    TREE,
-    change_byte,
-    copy_point,
-    each_change,
-    find,
-    header_of,
-    one_of_each_dtype,
-    save,
-)
+from tests.store.points import CHUNK_BYTES, JOB, change_byte, copy_point, each_change, find, save
 
 DATA, MANIFEST = "data.safetensors", "manifest.msgpack"
 
@@ -38,9 +25,9 @@ def again(found: FoundPoint) -> FoundPoint:
 
 
 def refused(found: FoundPoint) -> str:
-    """The one reason that reading, verifying and packing all give."""
+    """The one reason that reading and verifying give."""
     reasons = set()
-    for attempt in (read, verify, pack):
+    for attempt in (read, verify):
         with pytest.raises(CheckpointError) as caught:
             attempt(found)
         reasons.add(str(caught.value))
@@ -153,7 +140,7 @@ def test_another_points_data_of_the_same_size_is_not_this_points(tmp_path: Path)
 def test_a_later_version_is_named(found: FoundPoint, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.rmtree(found.path)
     with monkeypatch.context() as patched:
-        patched.setattr("samebits.store.checkpoint.format.manifest.VERSION", 2)
+        patched.setattr("samebits.store.checkpoint.point_format.VERSION", 2)
         save(found.path.parent.parent, 7)
     assert "format version 2, this program reads 1" in refused(again(found))
 
@@ -186,57 +173,3 @@ def test_a_folder_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
 def test_a_very_large_step_has_a_name(tmp_path: Path) -> None:
     save(tmp_path, 2**63 - 1, 10**7)
     assert names_in(tmp_path / "0") == ["step_9223372036854775807_gen_10000000"]
-
-
-# ---- sending ------------------------------------------------------------------------------------------------------
-
-
-def test_a_point_is_sent_whole(tmp_path: Path) -> None:
-    parts = {part.name: part for part in one_of_each_dtype()}
-    write_point(tmp_path, header_of(7), parts.values(), TREE, LAYOUT, chunk_bytes=CHUNK_BYTES)
-    packed = pack(find(tmp_path, 7))
-    for form in (packed, bytes(packed), bytearray(packed)):
-        checkpoint = unpack(form, JOB)
-        assert checkpoint.header == header_of(7)
-        assert (checkpoint.tree, checkpoint.layout) == (TREE, LAYOUT)
-        assert {name: (part.dtype, part.shape, bytes(part.data)) for name, part in checkpoint.tensors.items()} == {
-            name: (part.dtype, part.shape, part.data) for name, part in parts.items()
-        }
-        assert not memoryview(checkpoint.tensors["a scalar"].data).readonly
-
-
-def test_what_was_received_can_be_saved_as_ones_own(tmp_path: Path) -> None:
-    checkpoint = unpack(pack(save(tmp_path, 7)), JOB)
-    write_point(tmp_path, header_of(7, rank=2), checkpoint.tensors.values(), checkpoint.tree, checkpoint.layout)
-    own = read(find(tmp_path, 7, rank=2))
-    assert {name: bytes(part.data) for name, part in own.tensors.items()} == {
-        name: bytes(part.data) for name, part in checkpoint.tensors.items()
-    }
-
-
-def test_a_packed_point_with_any_changed_byte_is_refused(found: FoundPoint) -> None:
-    packed = bytes(pack(found))
-    for position in range(len(packed)):
-        with pytest.raises(CheckpointError, match="received from another rank"):
-            unpack(packed[:position] + bytes([packed[position] ^ 0x40]) + packed[position + 1 :], JOB)
-
-
-def test_a_packed_point_that_ends_early_or_late_is_refused(found: FoundPoint) -> None:
-    packed = bytes(pack(found))
-    for end in range(len(packed)):
-        with pytest.raises(CheckpointError):
-            unpack(packed[:end], JOB)
-    with pytest.raises(CheckpointError):
-        unpack(packed + b"\x00", JOB)
-
-
-def test_a_packed_point_with_more_data_than_its_manifest_says_is_refused(found: FoundPoint) -> None:
-    packed = bytearray(pack(found)) + b"\x00"
-    struct.pack_into("<Q", packed, 16, found.require_manifest().data_bytes + 1)
-    with pytest.raises(CheckpointError, match="its manifest says"):
-        unpack(packed, JOB)
-
-
-def test_a_packed_point_of_another_job_is_refused(found: FoundPoint) -> None:
-    with pytest.raises(CheckpointError, match=f"of job {JOB}, this is job other"):
-        unpack(pack(found), "other")

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from samebits.core.point import Point
 from samebits.errors import StoreError
-from samebits.store.checkpoint import prune, rank_directory, scan, verify
-from samebits.store.checkpoint.local import pruning
+from samebits.store.checkpoint import prune, pruning, rank_directory, scan, verify
 from tests.store import killed_writer
 from tests.store.disk_faults import Disk, error, interposed, names_in
 from tests.store.points import JOB, change_byte, find, save

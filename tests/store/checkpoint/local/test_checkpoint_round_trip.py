@@ -13,9 +13,17 @@ from hypothesis import strategies as st
 
 from samebits.core.point import Point
 from samebits.errors import CheckpointError
-from samebits.store.checkpoint import BITS_BY_DTYPE, FoundPoint, PointHeader, TensorPart, read, verify, write_point
-from samebits.store.checkpoint.format import safetensors_header as header_format
-from samebits.store.checkpoint.format import tree
+from samebits.store.checkpoint import (
+    BITS_BY_DTYPE,
+    FoundPoint,
+    PointHeader,
+    TensorPart,
+    read,
+    tree,
+    verify,
+    write_point,
+)
+from samebits.store.checkpoint import point_format as header_format
 from tests.store.disk_faults import names_in
 from tests.store.points import CHUNK_BYTES, JOB, LAYOUT, TREE, change_byte, find, header_of, one_of_each_dtype, save
 

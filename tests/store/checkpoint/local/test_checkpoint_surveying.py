@@ -12,6 +12,7 @@ from samebits.errors import CheckpointError, StoreError
 from samebits.store.checkpoint import (
     EntryState,
     PointHeader,
+    folder,
     folders_with_points,
     is_prefix,
     newest_common_point,
@@ -22,8 +23,7 @@ from samebits.store.checkpoint import (
     tensor_entries,
     write_point,
 )
-from samebits.store.checkpoint.local import surveying
-from samebits.store.checkpoint.local.folder import parse_aside_name, parse_temporary_name
+from samebits.store.checkpoint.folder import parse_aside_name, parse_temporary_name
 from tests.store.disk_faults import closed
 from tests.store.points import CHUNK_BYTES, JOB, LAYOUT, TREE, change_byte, find, one_of_each_dtype, save
 
@@ -52,14 +52,14 @@ def test_the_newest_point_that_all_ranks_of_its_world_hold(tmp_path: Path) -> No
 def test_what_is_removed_while_it_is_looked_at_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for step in (10, 20):
         save(tmp_path, step)
-    inspect = surveying.inspect_point
+    inspect = folder.inspect_point
 
     def remove_then_inspect(path: Path, point: Point, job: str | None) -> object:
         if point.step == 10:
             shutil.rmtree(path)
         return inspect(path, point, job)
 
-    monkeypatch.setattr(surveying, "inspect_point", remove_then_inspect)
+    monkeypatch.setattr(folder, "inspect_point", remove_then_inspect)
     assert [(entry.point, entry.state) for entry in survey(tmp_path)] == [(Point(20, 1), EntryState.WHOLE)]
 
 
@@ -113,8 +113,8 @@ def test_names_of_folders_that_take_the_ranks(tmp_path: Path, name: str, is_one:
 
 def test_folders_with_points_are_the_jobs_own_and_those_of_prefixes(tmp_path: Path) -> None:
     assert folders_with_points(tmp_path / "gone") == []
-    for folder in ("big", "small/3", "0", "ckpt.1a2b.aside/0"):
-        (tmp_path / folder).mkdir(parents=True)
+    for name in ("big", "small/3", "0", "ckpt.1a2b.aside/0"):
+        (tmp_path / name).mkdir(parents=True)
     assert folders_with_points(tmp_path) == [tmp_path, tmp_path / "small"]
 
 
@@ -122,8 +122,8 @@ def test_a_folder_that_may_not_be_looked_into_is_no_empty_one(tmp_path: Path) ->
     root = tmp_path / "others" / "ckpt"
     (root / "3").mkdir(parents=True)
     assert slots_in(root) == [3]
-    for folder in (tmp_path / "others", root):
-        with closed(folder), pytest.raises(StoreError, match=r"looking for checkpoints failed: .*EACCES.*ls -ld"):
+    for place in (tmp_path / "others", root):
+        with closed(place), pytest.raises(StoreError, match=r"looking for checkpoints failed: .*EACCES.*ls -ld"):
             slots_in(root)
     assert slots_in(tmp_path / "nowhere") == []
 

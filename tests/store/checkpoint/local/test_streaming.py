@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from samebits.errors import CheckpointError
-from samebits.store.checkpoint import Checkpoint, Incoming, Outgoing, TensorPart, pack, sizes_of, write_point
-from samebits.store.checkpoint.local import streaming
+from samebits.store.checkpoint import Checkpoint, Incoming, Outgoing, TensorPart, read, sizes_of, streaming, write_point
 from tests.store.points import JOB, LAYOUT, find, header_of, one_of_each_dtype
 
 TREE = {"lr": 0.5, "betas": (0.9, 0.999), "names": ["weight", "bias"]}
@@ -55,9 +54,20 @@ def test_it_arrives_whole(tmp_path: Path, from_disk: bool) -> None:
     outgoing = live(parts)
     if from_disk:
         write_point(tmp_path, header_of(7), parts, TREE, LAYOUT)
-        outgoing = Outgoing.of_packed(pack(find(tmp_path, 7)))
+        outgoing = Outgoing.of_point(read(find(tmp_path, 7)))
     assert outgoing.data_bytes > 2 * streaming.PIECE_BYTES
     assert_whole(arrived(messages_of(outgoing)), parts)
+
+
+def test_what_was_received_can_be_saved_as_ones_own(tmp_path: Path) -> None:
+    parts = one_of_each_dtype()
+    received = arrived(messages_of(live(parts)))
+    assert not memoryview(received.tensors["a scalar"].data).readonly
+    write_point(tmp_path, header_of(7, rank=2), received.tensors.values(), received.tree, received.layout)
+    own = read(find(tmp_path, 7, rank=2))
+    assert {name: bytes(part.data) for name, part in own.tensors.items()} == {
+        part.name: bytes(part.data) for part in parts
+    }
 
 
 @pytest.mark.parametrize("size_bytes", [0, 1, 99, 100, 101, 200])

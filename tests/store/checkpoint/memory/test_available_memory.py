@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.store.checkpoint.memory.available_memory import available_bytes
+from samebits.store.checkpoint.memory_buffer import available_bytes
 
 MIB = 1024 * 1024
 

@@ -15,6 +15,7 @@ from samebits.errors import CheckpointError, LockedError, StoreError
 from samebits.store.checkpoint import (
     MemoryRoom,
     copied_slots,
+    memory_buffer,
     open_point_store,
     points_in_memory,
     read,
@@ -22,15 +23,8 @@ from samebits.store.checkpoint import (
     sweep,
     verify,
 )
-from samebits.store.checkpoint.memory import memory_buffer, sealed_buffer
-from samebits.store.checkpoint.memory.copied_buffer import (
-    CopyOffer,
-    IncomingCopy,
-    OutgoingCopy,
-    has_copy,
-    outgoing_copy,
-)
-from samebits.store.checkpoint.memory.memory_room import SWEPT_AFTER_S
+from samebits.store.checkpoint.copied_buffer import CopyOffer, IncomingCopy, OutgoingCopy, has_copy, outgoing_copy
+from samebits.store.checkpoint.memory_room import SWEPT_AFTER_S
 from tests.store.points import CHUNK_BYTES, JOB
 from tests.store.slots import content_of, fill, fill_and_hash
 
@@ -207,7 +201,7 @@ def test_the_rest_of_a_slot_that_is_filled_anew_comes_from_the_disk(
     ours, theirs = rooms
     root = tmp_path / "disk"
     name = fill(ours, 1, count=COUNT)
-    with sealed_buffer.hashed(ours.path / name, ours.descriptor) as point:
+    with memory_buffer.hashed(ours.path / name, ours.descriptor) as point:
         place = open_point_store(root, 0, job=JOB, job_name="j")
         place.claim()
         place.write_prepared(point.header, point.manifest_data, [point.data])

@@ -14,16 +14,9 @@ import pytest
 
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, LockedError, StoreError
-from samebits.store.checkpoint import MemoryRoom, points_in_memory, read, remove_room, sweep, verify
-from samebits.store.checkpoint.memory import sealed_buffer
-from samebits.store.checkpoint.memory.memory_buffer import (
-    HEADER_BYTES,
-    BufferGoneError,
-    SlotHeader,
-    Stage,
-    decode_header,
-)
-from samebits.store.checkpoint.memory.memory_room import SWEPT_AFTER_S, is_being_hashed, room_path
+from samebits.store.checkpoint import MemoryRoom, memory_buffer, points_in_memory, read, remove_room, sweep, verify
+from samebits.store.checkpoint.memory_buffer import HEADER_BYTES, BufferGoneError, SlotHeader, Stage, decode_header
+from samebits.store.checkpoint.memory_room import SWEPT_AFTER_S, is_being_hashed, room_path
 from tests.store.points import JOB, change_byte
 from tests.store.slots import content_of, fill, fill_and_hash, hash_slot
 
@@ -400,14 +393,14 @@ def test_nothing_sealed_is_nothing_to_hash(tmp_path: Path) -> None:
     room = MemoryRoom(tmp_path, JOB, 0)
     with (
         pytest.raises(CheckpointError, match="no such memory slot"),
-        sealed_buffer.hashed(room.path / "a", room.descriptor),
+        memory_buffer.hashed(room.path / "a", room.descriptor),
     ):
         pass
     name = fill(room, 1)
     room._slots[("a", "b").index(name)].open()
     with (
         pytest.raises(CheckpointError, match="nothing is sealed"),
-        sealed_buffer.hashed(room.path / name, room.descriptor),
+        memory_buffer.hashed(room.path / name, room.descriptor),
     ):
         pass
 

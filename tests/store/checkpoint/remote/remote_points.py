@@ -6,8 +6,7 @@ from typing import Any
 
 from samebits.core.point import Point
 from samebits.store.checkpoint import Checkpoint, Pruning, Retention, TensorPart
-from samebits.store.checkpoint.remote.attempt import RemotePoint
-from samebits.store.checkpoint.remote.remote_points import RemotePointStore
+from samebits.store.checkpoint.remote_points import RemotePoint, RemotePointStore
 from tests.store.points import LAYOUT, header_of
 
 CHUNK_BYTES = 100

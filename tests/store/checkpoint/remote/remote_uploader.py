@@ -12,7 +12,7 @@ import sys
 
 import s3fs
 
-from samebits.store.checkpoint.remote.remote_points import RemotePointStore
+from samebits.store.checkpoint.remote_points import RemotePointStore
 from tests.store.checkpoint.remote.remote_points import prune, save
 from tests.store.points import JOB, JOB_NAME
 

@@ -17,9 +17,9 @@ import pytest
 import s3fs
 
 from samebits.errors import StoreError
-from samebits.store.checkpoint.remote import object_store, s3_answers
-from samebits.store.checkpoint.remote.object_store import ObjectStore
-from samebits.store.checkpoint.remote.remote_points import RemotePointStore, slots_at
+from samebits.store.checkpoint import object_store
+from samebits.store.checkpoint.object_store import ObjectStore
+from samebits.store.checkpoint.remote_points import RemotePointStore, slots_at
 from tests.store.checkpoint.conftest import Folder
 from tests.store.checkpoint.remote.remote_points import assert_is, find, points, prune, save
 from tests.store.checkpoint.remote.s3_server import CREDENTIALS, S3Server
@@ -287,8 +287,8 @@ def test_an_object_without_an_end_is_read_no_further_than_asked(impostor: Impost
 def test_a_listing_without_an_end_is_given_up(
     impostor: Impostor, monkeypatch: pytest.MonkeyPatch, answer: Callable[[str], Iterable[bytes]], told: str
 ) -> None:
-    monkeypatch.setattr(s3_answers, "_MOST_ENTRIES", 5000)
-    monkeypatch.setattr(s3_answers, "_LISTING_S", 1.0 if told == "Timeout" else 60.0)
+    monkeypatch.setattr(object_store, "_MOST_ENTRIES", 5000)
+    monkeypatch.setattr(object_store, "_LISTING_S", 1.0 if told == "Timeout" else 60.0)
     impostor.answer = answer
     with pytest.raises(StoreError, match=told):
         ObjectStore("s3://points/job", patience_s=0.0).sizes("0")

@@ -10,9 +10,8 @@ import safetensors
 
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, ForeignFolderError, StoreError
-from samebits.store.checkpoint import Pruning, Retention, unpack
-from samebits.store.checkpoint.remote import object_store
-from samebits.store.checkpoint.remote.remote_points import slots_at
+from samebits.store.checkpoint import Pruning, Retention, object_store
+from samebits.store.checkpoint.remote_points import slots_at
 from tests.store.checkpoint.conftest import Folder
 from tests.store.checkpoint.remote.remote_points import CHUNK_BYTES, assert_is, find, points, prune, save
 from tests.store.checkpoint.remote.s3_server import S3Server
@@ -27,7 +26,6 @@ def test_what_is_saved_is_read_back(folder: Folder) -> None:
     found = find(place, 7)
     place.verify(found)
     assert_is(place.read(found), 7)
-    assert_is(unpack(place.pack(found), JOB), 7)
 
 
 def test_every_dtype_goes_through(folder: Folder) -> None:
@@ -263,8 +261,6 @@ def assert_damaged(folder: Folder, step: int) -> str:
         place.verify(find(place, step))
     with pytest.raises(CheckpointError):
         place.read(find(place, step))
-    with pytest.raises(CheckpointError):
-        place.pack(find(place, step))
     return str(verified.value)
 
 

@@ -16,9 +16,9 @@ from typing import Generic, Protocol, TypeVar
 from samebits.core.point import Point
 from samebits.errors import CheckpointError
 from samebits.store import durable
-from samebits.store.checkpoint.local import folder
-from samebits.store.checkpoint.local.reading import verify
-from samebits.store.checkpoint.local.scanning import FoundPoint, scan
+from samebits.store.checkpoint import folder
+from samebits.store.checkpoint.folder import FoundPoint, scan
+from samebits.store.checkpoint.reading import verify
 
 MIN_KEEP = 2
 SPARE_ROOM = 2  # so many points beyond ``keep`` wait for the other ranks

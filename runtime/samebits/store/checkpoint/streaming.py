@@ -2,7 +2,7 @@
 
 ::
 
-    preface   magic "\\x93SBSTR\\x01\\n" | manifest size u64 | header size u64 | manifest.msgpack, its digests empty |
+    preface   magic "\x93SBSTR\x01\n" | manifest size u64 | header size u64 | manifest.msgpack, its digests empty |
               the header of data.safetensors | xxh3_128 of that header
     pieces    up to ``PIECE_BYTES`` of the tensors' bytes, in the order of the file, and behind them their xxh3_128,
               whose seed is the number of the piece
@@ -19,25 +19,21 @@ from collections.abc import Iterable, Mapping
 import xxhash
 
 from samebits.errors import CheckpointError
-from samebits.store.checkpoint.format.manifest import (
+from samebits.store.checkpoint.point_format import (
     CHUNK_BYTES,
+    MAX_HEADER_BYTES,
     MAX_MANIFEST_BYTES,
     Manifest,
     PointHeader,
+    TensorPart,
+    bytes_of,
     decode_manifest,
-    encode_manifest,
-)
-from samebits.store.checkpoint.format.safetensors_header import (
-    LENGTH_BYTES,
-    MAX_HEADER_BYTES,
-    decode_header_length,
     encode_header,
+    encode_manifest,
     in_file_order,
 )
-from samebits.store.checkpoint.format.tensor_part import TensorPart, bytes_of
-from samebits.store.checkpoint.format.tree import Tree
-from samebits.store.checkpoint.local import packing
-from samebits.store.checkpoint.local.reading import Checkpoint, decode_tensor_header, places_of
+from samebits.store.checkpoint.reading import Checkpoint, decode_tensor_header, places_of
+from samebits.store.checkpoint.tree import Tree
 
 PIECE_BYTES = 4 * 1024 * 1024
 MAX_PREFACE_BYTES = MAX_MANIFEST_BYTES + MAX_HEADER_BYTES + 1024
@@ -85,11 +81,9 @@ class Outgoing:
         return cls(header, tree, layout, encode_header(parts), map(bytes_of, parts))
 
     @classmethod
-    def of_packed(cls, packed: memoryview) -> Outgoing:
-        """What ``packing.pack`` gave."""
-        manifest, data = packing.taken_apart(packed)
-        end = LENGTH_BYTES + decode_header_length(bytes(data[:LENGTH_BYTES]), len(data))
-        return cls(manifest.header, manifest.tree, manifest.layout, bytes(data[:end]), [data[end:]])
+    def of_point(cls, point: Checkpoint) -> Outgoing:
+        """A point that was read, and so verified."""
+        return cls.of_state(point.header, point.tensors.values(), point.tree, point.layout)
 
     def fill(self, piece: memoryview) -> None:
         """Make it the next piece; its length is :func:`sizes_of`'s."""

@@ -6,39 +6,43 @@
     <url>/<slot>/step_0000000120_gen_000003.0001-5f3a….data.safetensors         one attempt to save the point: its data,
     <url>/<slot>/step_0000000120_gen_000003.0001-5f3a….manifest.msgpack         and, last, its manifest
 
-Here live scanning, verifying, reading, writing and deleting there; the formats are the local ones, byte for byte, and
-fsspec is ``object_store``'s. Never here: a lock (that stays on the host) or a choice of what is resumed. The one idea:
-each attempt has names of its own, so a stale or half upload meets nobody else's manifest, nothing whole is overwritten,
-and a point is there when a manifest is and its data fits.
+The formats are the local ones, byte for byte; fsspec is ``object_store``'s, and the lock stays on the host. What makes
+an attempt unique is part of both its names, so a stale or half upload never meets another attempt's manifest and
+nothing whole is overwritten. A point is there if a manifest is and its data has the right size.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import xxhash
 
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, ForeignFolderError, StoreError
-from samebits.store.checkpoint.format.manifest import (
+from samebits.store.checkpoint import pruning, reading
+from samebits.store.checkpoint.folder import DATA_FILE, MANIFEST_FILE, parse_point_name, point_name
+from samebits.store.checkpoint.object_store import PATIENCE_S, ObjectStore
+from samebits.store.checkpoint.point_format import (
     CHUNK_BYTES,
     MAX_MANIFEST_BYTES,
     Manifest,
     PointHeader,
+    TensorPart,
+    bytes_of,
+    cut,
     decode_manifest,
+    encode_header,
     encode_manifest,
-    hash_chunks,
+    hash_of,
+    in_file_order,
 )
-from samebits.store.checkpoint.format.safetensors_header import encode_header, in_file_order
-from samebits.store.checkpoint.format.tensor_part import TensorPart, bytes_of
-from samebits.store.checkpoint.format.tree import Tree
-from samebits.store.checkpoint.local import packing, pruning, reading
-from samebits.store.checkpoint.local.pruning import Pruned, Pruning
-from samebits.store.checkpoint.local.reading import Checkpoint
-from samebits.store.checkpoint.remote.attempt import DATA_SUFFIX, MANIFEST_SUFFIX, Attempt, RemotePoint, attempts_in
-from samebits.store.checkpoint.remote.object_store import PATIENCE_S, ObjectStore
+from samebits.store.checkpoint.pruning import Pruned, Pruning
+from samebits.store.checkpoint.reading import Checkpoint
+from samebits.store.checkpoint.tree import Tree
 from samebits.store.durable import BytesLike
 from samebits.store.owner import MAX_OWNER_BYTES, OWNER_FILE, FolderOwner, decode_owner, encode_owner, owner_in
 
@@ -165,13 +169,10 @@ class RemotePointStore:
         """
         manifest = found.require_manifest()
         buffer = reading.new_buffer(manifest.data_bytes)
-        self._read_data(found, manifest, buffer)
+        for start, chunk in self._chunks(self._name(found.attempt.data_name), manifest):
+            buffer[start : start + len(chunk)] = chunk
+        self._whole.add(found.attempt.data_name)
         return reading.checkpoint_of(manifest, buffer, self._store.where(self._name(found.attempt.data_name)))
-
-    def pack(self, found: RemotePoint) -> memoryview:
-        """The point's bytes for another rank, verified; :class:`CheckpointError` where it is not whole."""
-        manifest = found.require_manifest()
-        return packing.pack_data(manifest, lambda buffer: self._read_data(found, manifest, buffer))
 
     def write(
         self,
@@ -193,8 +194,8 @@ class RemotePointStore:
         """
         parts = in_file_order(tensors)
         views = [memoryview(encode_header(parts)), *map(bytes_of, parts)]
-        data_bytes, chunks = hash_chunks(views, chunk_bytes)
-        manifest = encode_manifest(Manifest(header, layout, tree, data_bytes, chunk_bytes, chunks))
+        chunks = tuple(map(hash_of, cut(views, chunk_bytes)))
+        manifest = encode_manifest(Manifest(header, layout, tree, sum(map(len, views)), chunk_bytes, chunks))
         self.write_prepared(header, lambda: manifest, views)
 
     def write_prepared(
@@ -348,11 +349,6 @@ class RemotePointStore:
 
     # ---- data
 
-    def _read_data(self, found: RemotePoint, manifest: Manifest, buffer: memoryview) -> None:
-        for start, chunk in self._chunks(self._name(found.attempt.data_name), manifest):
-            buffer[start : start + len(chunk)] = chunk
-        self._whole.add(found.attempt.data_name)
-
     def _chunks(self, name: str, manifest: Manifest) -> Iterator[tuple[int, bytes]]:
         """Every chunk with its place, after its hash was compared; several are asked for at once."""
         where, pending = self._store.where(name), list(reading.chunks_of(manifest))
@@ -397,3 +393,70 @@ def jobs_at(url: str, *, patience_s: float = PATIENCE_S) -> tuple[frozenset[str]
 def slots_at(url: str, *, patience_s: float = PATIENCE_S) -> list[int]:
     """The slots that have a folder there, in order."""
     return sorted(int(name) for name in ObjectStore(url, patience_s=patience_s).folders() if name.isdecimal())
+
+
+DATA_SUFFIX = f".{DATA_FILE}"
+MANIFEST_SUFFIX = f".{MANIFEST_FILE}"
+
+_ATTEMPT_NAME = re.compile(r"(step_\d+_gen_\d+)\.((\d{4,9})-[0-9a-f]{16})", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Attempt:
+    """One attempt to save a point; ``unique`` is part of both its names. The greatest is the newest."""
+
+    point: Point
+    number: int
+    unique: str
+
+    @property
+    def data_name(self) -> str:
+        """The data's object, in the rank's folder."""
+        return f"{point_name(self.point)}.{self.unique}{DATA_SUFFIX}"
+
+    @property
+    def manifest_name(self) -> str:
+        """The manifest's object, in the rank's folder."""
+        return f"{point_name(self.point)}.{self.unique}{MANIFEST_SUFFIX}"
+
+    @classmethod
+    def parse(cls, name: str) -> Attempt | None:
+        """The attempt that an object belongs to; none for an object of another kind."""
+        match = _ATTEMPT_NAME.fullmatch(name.removesuffix(DATA_SUFFIX).removesuffix(MANIFEST_SUFFIX))
+        point = None if match is None else parse_point_name(match[1])
+        if match is None or point is None:
+            return None
+        attempt = cls(point, int(match[3]), match[2])
+        return attempt if name in (attempt.data_name, attempt.manifest_name) else None
+
+
+@dataclass(frozen=True, slots=True)
+class RemotePoint:
+    """One point in the store, by its newest attempt that fits; else ``problem`` says why it cannot be used."""
+
+    where: str
+    attempt: Attempt
+    manifest: Manifest | None
+    problem: str | None
+
+    @property
+    def point(self) -> Point:
+        """Which point it is."""
+        return self.attempt.point
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether manifest and sizes are as they should be."""
+        return self.manifest is not None
+
+    def require_manifest(self) -> Manifest:
+        """The manifest; :class:`CheckpointError` with the problem where there is none."""
+        if self.manifest is None:
+            raise CheckpointError(self.problem or f"{self.where}: cannot be used")
+        return self.manifest
+
+
+def attempts_in(names: Iterable[str], suffix: str = "") -> list[Attempt]:
+    """The attempts that objects of this kind (else of any) belong to, each once."""
+    found = (Attempt.parse(name) for name in names if name.endswith(suffix))
+    return list(dict.fromkeys(attempt for attempt in found if attempt is not None))

@@ -19,12 +19,8 @@ import xxhash
 from samebits.core.point import Point
 from samebits.errors import CheckpointError
 from samebits.store import durable
-from samebits.store.checkpoint.format.manifest import MAX_MANIFEST_BYTES, Manifest, decode_manifest
-from samebits.store.checkpoint.local.folder import DATA_FILE, MANIFEST_FILE, point_name, rank_directory
-from samebits.store.checkpoint.local.pruning import is_abandoned
-from samebits.store.checkpoint.local.reading import require_digest
-from samebits.store.checkpoint.local.scanning import FoundPoint
-from samebits.store.checkpoint.memory.memory_buffer import (
+from samebits.store.checkpoint.folder import DATA_FILE, MANIFEST_FILE, FoundPoint, point_name, rank_directory
+from samebits.store.checkpoint.memory_buffer import (
     MemoryBuffer,
     SlotHeader,
     Stage,
@@ -32,8 +28,11 @@ from samebits.store.checkpoint.memory.memory_buffer import (
     read_header,
     read_manifest,
 )
-from samebits.store.checkpoint.memory.memory_room import MemoryRoom
+from samebits.store.checkpoint.memory_room import MemoryRoom
+from samebits.store.checkpoint.point_format import MAX_MANIFEST_BYTES, Manifest, decode_manifest
 from samebits.store.checkpoint.point_store import Location
+from samebits.store.checkpoint.pruning import is_abandoned
+from samebits.store.checkpoint.reading import require_digest
 
 _DIGEST_BYTES = 16
 MAX_DATA_BYTES = 1 << 46

@@ -1,13 +1,18 @@
 """A folder in an object store, through fsspec: listing, ranged reads, uploads and removal, and what each failure means.
 
-Every call into fsspec is in this file and nothing else is: no name of a point, no format, no policy. The one idea: a
-failure is either final (credentials, a missing bucket, a request that makes no sense) and told at once, or it may pass
-(network, an overloaded server) and is tried again for a bounded time; either way it leaves here as one sentence with
-the URL, what was tried, and the fix, and never with a credential.
+Every call into fsspec is in this file, and no name of a point, no format and no policy is. A failure is either final
+(credentials, a missing bucket, a request that makes no sense) and reported at once, or it may pass (network, an
+overloaded server) and is tried again for a bounded time. Either way it leaves here as one sentence with the URL, what
+was tried, and the fix, and never with a credential.
+
+s3fs reads an object until the server stops sending, and lists a folder for as long as the server names a next page. The
+functions at the end bound both. They rely on the inside of s3fs and aiobotocore: ``_lsdir`` with ``max_items``,
+``_call_s3`` and its ``Body``, the session class, and that a response keeps its body in ``_content``.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import functools
 import importlib.util
@@ -19,7 +24,6 @@ from datetime import datetime
 from typing import Any, TypeVar
 
 from samebits.errors import CheckpointError, StoreError
-from samebits.store.checkpoint.remote import s3_answers
 from samebits.urls import without_credentials, words_without_credentials
 
 Value = TypeVar("Value")
@@ -77,7 +81,7 @@ class ObjectStore:
         except Exception as error:
             raise StoreError(f"{self.url}: {self._clean(error)}; {_OTHER_MEND}") from error
         if _is_s3(files):
-            files.config_kwargs = {"http_session_cls": s3_answers.bounded_session(), **files.config_kwargs}
+            files.config_kwargs = {"http_session_cls": bounded_session(), **files.config_kwargs}
         return files, str(path).rstrip("/")
 
     @property
@@ -308,13 +312,13 @@ class ObjectStore:
 
 
 def _entries(files: Any, path: str) -> list[dict[str, Any]]:
-    return s3_answers.entries(files, path) if _is_s3(files) else list(files.ls(path, detail=True))
+    return _s3_entries(files, path) if _is_s3(files) else list(files.ls(path, detail=True))
 
 
 def _content(files: Any, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
     """The bytes from each start to each end."""
     if _is_s3(files):
-        return s3_answers.read(files, path, ranges)
+        return _s3_read(files, path, ranges)
     starts, ends = [start for start, _ in ranges], [end for _, end in ranges]
     return list(map(bytes, files.cat_ranges([path] * len(ranges), starts, ends, max_gap=None, on_error="raise")))
 
@@ -344,3 +348,77 @@ def _require_absence(files: Any, path: str) -> None:
 def _is_about_credentials(error: Exception) -> bool:
     # Not by class: those of boto, of google-auth and of azure are known only where they are installed.
     return isinstance(error, PermissionError) or re.search("Credential|Token|Auth", type(error).__name__) is not None
+
+
+_MOST_ANSWER_BYTES = 16 * 1024 * 1024
+"""Of an answer that isn't an object's content: a page of a listing has 1,000 entries."""
+_MOST_ENTRIES = 100_000
+"""In one folder: a job keeps few points, each of two objects."""
+_LISTING_S = 60.0
+_S3_MEND = "see that AWS_ENDPOINT_URL names the server, and that no proxy answers for it; what was saved is unharmed"
+
+
+def _s3_entries(files: Any, path: str) -> list[dict[str, Any]]:
+    """The objects and folders right below a path, as ``ls`` gives them.
+
+    Raises:
+        StoreError: there are more than any job saves.
+        TimeoutError: the listing has no end.
+    """
+    from fsspec.asyn import sync
+
+    found = sync(files.loop, files._lsdir, path, refresh=True, max_items=_MOST_ENTRIES, timeout=_LISTING_S)
+    if len(found) >= _MOST_ENTRIES:
+        raise StoreError(f"s3://{path}: holds {len(found)} objects or more, which no job saves; {_S3_MEND}")
+    return list(found)
+
+
+def _s3_read(files: Any, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    """The bytes of an object from each start to each end, and never more, whatever the server sends."""
+    from fsspec.asyn import sync
+
+    return list(sync(files.loop, _s3_read_ranges, files, path, ranges))
+
+
+async def _s3_read_ranges(files: Any, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    async def one(start: int, end: int) -> bytes:
+        bucket, key, _ = files.split_path(path)
+        answer = await files._call_s3("get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{end - 1}")
+        body, found = answer["Body"], bytearray()
+        try:
+            while len(found) < end - start and (piece := await body.read(end - start - len(found))):
+                found += piece
+        finally:
+            body.close()
+        return bytes(found)
+
+    return list(await asyncio.gather(*(one(start, end) for start, end in ranges)))
+
+
+@functools.cache
+def bounded_session() -> type:
+    """The HTTP client of aiobotocore, which reads an answer whole, with a bound on what isn't an object's content."""
+    from aiobotocore.httpsession import AIOHTTPSession
+
+    class Bounded(AIOHTTPSession):  # type: ignore[misc]
+        async def send(self, request: Any) -> Any:
+            is_content, request.stream_output = request.stream_output, True
+            response = await super().send(request)
+            if not is_content:
+                response._content = await self._whole(response.raw)
+            return response
+
+        @staticmethod
+        async def _whole(raw: Any) -> bytes:
+            body = bytearray()
+            async for piece in raw.content.iter_any():
+                body += piece
+                if len(body) > _MOST_ANSWER_BYTES:
+                    raw.close()
+                    raise StoreError(
+                        f"{raw.url.host}: an answer has more than {_MOST_ANSWER_BYTES} bytes: what answers is no "
+                        f"object store; {_S3_MEND}"
+                    )
+            return bytes(body)
+
+    return Bounded

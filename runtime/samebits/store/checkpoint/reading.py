@@ -18,12 +18,18 @@ import xxhash
 
 from samebits.errors import CheckpointError
 from samebits.store import durable
-from samebits.store.checkpoint.format import safetensors_header
-from samebits.store.checkpoint.format.manifest import Manifest, PointHeader
-from samebits.store.checkpoint.format.safetensors_header import TensorEntry, encode_header
-from samebits.store.checkpoint.format.tensor_part import TensorPart, bytes_of
-from samebits.store.checkpoint.format.tree import Tree
-from samebits.store.checkpoint.local.scanning import FoundPoint
+from samebits.store.checkpoint import point_format
+from samebits.store.checkpoint.folder import FoundPoint
+from samebits.store.checkpoint.point_format import (
+    Manifest,
+    PointHeader,
+    TensorEntry,
+    TensorPart,
+    bytes_of,
+    cut,
+    encode_header,
+)
+from samebits.store.checkpoint.tree import Tree
 
 _MEND = "an older point, or another rank's copy of this one, is whole; this one is kept for inspection"
 _ALIGNMENT_BYTES = 64
@@ -135,35 +141,6 @@ def _padded(entry: TensorEntry) -> int:
     return -(-(entry.end - entry.start) // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
-def _cut(views: list[memoryview], chunk_bytes: int) -> Iterator[list[memoryview]]:
-    """The views, one after another, cut into lists of ``chunk_bytes`` in all; the last may have less."""
-    pieces, room = list[memoryview](), chunk_bytes
-    for view in views:
-        while view:
-            piece, view = view[:room], view[room:]
-            pieces.append(piece)
-            room -= len(piece)
-            if room == 0:
-                yield pieces
-                pieces, room = [], chunk_bytes
-    if pieces:
-        yield pieces
-
-
-def read_data(found: FoundPoint, manifest: Manifest, buffer: memoryview) -> None:
-    """Fill ``buffer`` with the bytes of the data file, verified."""
-    with _opened(found, manifest) as descriptor:
-        for index, start, end in chunks_of(manifest):
-            _read_chunk(descriptor, [buffer[start:end]], found, manifest, index)
-
-
-def copy_data(source: memoryview, manifest: Manifest, buffer: memoryview, origin: str) -> None:
-    """Fill ``buffer`` from a data file that lies in memory, verified; ``origin`` names it in the error."""
-    for index, start, end in chunks_of(manifest):
-        buffer[start:end] = source[start:end]
-        require_digest(xxhash.xxh3_128_digest(buffer[start:end]), end - start, origin, manifest, index)
-
-
 def checkpoint_of(manifest: Manifest, buffer: memoryview, origin: str) -> Checkpoint:
     """The point whose verified data file is ``buffer``; ``origin`` names it in an error."""
     tensors = {
@@ -200,10 +177,10 @@ def _entries_in(descriptor: int, found: FoundPoint, manifest: Manifest) -> list[
 
 def decode_tensor_header(read_range: Callable[[int, int], bytes], manifest: Manifest, origin: str) -> list[TensorEntry]:
     """The tensors that the data file names; ``read_range`` gives its bytes from a start to an end."""
-    first, file_bytes = safetensors_header.LENGTH_BYTES, manifest.data_bytes
+    first, file_bytes = point_format.LENGTH_BYTES, manifest.data_bytes
     try:
-        length = safetensors_header.decode_header_length(read_range(0, first), file_bytes)
-        return safetensors_header.decode_header(read_range(first, first + length), file_bytes)
+        length = point_format.decode_header_length(read_range(0, first), file_bytes)
+        return point_format.decode_header(read_range(first, first + length), file_bytes)
     except CheckpointError as error:
         raise CheckpointError(f"{origin}: {error}; {_MEND}") from None
 
@@ -232,7 +209,7 @@ def chunks_of(manifest: Manifest) -> Iterator[tuple[int, int, int]]:
 def _read_chunks(descriptor: int, views: list[memoryview], found: FoundPoint, manifest: Manifest, threads: int) -> None:
     """Fill the views, one after another, with the whole file; this thread is one of those that do."""
     others = min(threads, len(manifest.chunks)) - 1
-    chunks, taking = enumerate(_cut(views, manifest.chunk_bytes)), threading.Lock()
+    chunks, taking = enumerate(cut(views, manifest.chunk_bytes)), threading.Lock()
     cached_bytes = _CACHED_BYTES_OF_SEVERAL if others > 0 else _CACHED_BYTES
     failures: dict[int, BaseException] = {}
 
@@ -272,7 +249,7 @@ def _read_chunk(
 ) -> None:
     """Fill the pieces, one after another, with a chunk, and compare its hash."""
     digest, offset = xxhash.xxh3_128(), (found.data_offset or 0) + index * manifest.chunk_bytes
-    for batch in _cut(pieces, cached_bytes):
+    for batch in cut(pieces, cached_bytes):
         offset = _fill(descriptor, batch, offset, found)
         for piece in batch:
             digest.update(piece)

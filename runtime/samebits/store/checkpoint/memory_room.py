@@ -3,12 +3,12 @@
 ::
 
     /dev/shm/samebits-<uid>/<job>/<slot>/{a,b}         what the rank of this slot saves, on this host
-    /dev/shm/samebits-<uid>/<job>/<slot>/page          the states of its random number generators (``generator_page``)
+    /dev/shm/samebits-<uid>/<job>/<slot>/page          the states of its random number generators (``kept_generators``)
     /dev/shm/samebits-<uid>/<job>/<slot>.copy/{a,b}    what it saved elsewhere, kept here by its buddy
 
-Here live names, ownership and the lock; a slot's content is ``memory_slot``'s. The one idea: /dev/shm is everybody's,
-so nothing below it is used that is not this user's alone, looked at by descriptor and never by name twice; and the
-kernel's lock on the folder says whether a live process has it, so that what is left of finished jobs can be removed.
+Names, ownership and the lock; what is in a slot is ``memory_buffer``'s. Every user can write to /dev/shm, so nothing
+below it is used that is not this user's alone, and it is checked by descriptor, never by name twice. The kernel's lock
+on the folder tells whether a live process has it, so that what finished jobs have left can be removed.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ import re
 import stat
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, LockedError, StoreError
 from samebits.store import durable
-from samebits.store.checkpoint.format.manifest import decode_manifest
-from samebits.store.checkpoint.local.scanning import FoundPoint
-from samebits.store.checkpoint.memory.memory_buffer import MemoryBuffer, Stage, open_slot, read_header, read_manifest
+from samebits.store.checkpoint.folder import FoundPoint
+from samebits.store.checkpoint.memory_buffer import MemoryBuffer, Stage, open_slot, read_header, read_manifest
+from samebits.store.checkpoint.point_format import decode_manifest
 
 SHARED_MEMORY = Path("/dev/shm")
 NAMES = ("a", "b")
@@ -68,7 +69,7 @@ class MemoryRoom:
             raise
         self.sequence = max((header.sequence for header in headers if header is not None), default=0)
         self._points: dict[int, Point] = {}  # those sealed here, by sequence
-        _open_rooms.add(self)
+        let_go_in_children(self)
 
     def next_slot(self, is_unwanted: Callable[[Point], bool] = lambda point: False) -> MemoryBuffer:
         """The slot to be filled: one that nobody can use, else one whose point is unwanted, else the older one."""
@@ -154,11 +155,16 @@ def room_path(base: Path, job: str, slot: int, *, is_copy: bool = False) -> Path
 
 
 def copied_slots(base: Path, job: str) -> list[int]:
-    """The slots of which copies are kept on this host, by whomever."""
+    """Return the slots whose copies are kept on this host, by any process."""
+    return slots_in_memory(base, job, COPY)
+
+
+def slots_in_memory(base: Path, job: str, suffix: str = "") -> list[int]:
+    """Return the slots that have a room on this host, whose name ends so."""
     names: list[str] = []
     with contextlib.suppress(OSError):  # nothing is kept here, or it is not this user's
         names = [entry.name for entry in room_path(base, job, 0).parent.iterdir()]
-    numbers = [name.removesuffix(COPY) for name in names if name.endswith(COPY)]
+    numbers = [name.removesuffix(suffix) for name in names if name.endswith(suffix)]
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
@@ -168,26 +174,22 @@ def points_in_memory(base: Path, job: str, slot: int, *, is_copy: bool = False) 
     A slot that was being filled when its process died holds nothing, and is not spoken of.
     """
     path = room_path(base, job, slot, is_copy=is_copy)
-    try:
-        descriptor = open_room(base, path, make=False)
-    except StoreError as error:
-        return [], [str(error)]
-    if descriptor is None:
-        return [], []
     points: list[FoundPoint] = []
     problems: list[str] = []
     try:
-        for name in NAMES:
-            try:
-                found = _inspect(descriptor, path / name, job, slot)
-            except StoreError as error:
-                text = str(error)
-                problems.append(text if text.startswith(str(path)) else f"{path / name}: {text}")
-                continue
-            if found is not None:
-                points.append(found)
-    finally:
-        os.close(descriptor)
+        with opened_room(base, path) as room:
+            if room is None:
+                return [], []
+            for name in NAMES:
+                try:
+                    found = _inspect(room, path / name, job, slot)
+                except StoreError as error:
+                    text = str(error)
+                    problems.append(text if text.startswith(str(path)) else f"{path / name}: {text}")
+                else:
+                    points += [] if found is None else [found]
+    except StoreError as error:
+        problems.append(str(error))
     return sorted(points, key=lambda found: found.point, reverse=True), problems
 
 
@@ -206,13 +208,11 @@ def rooms_of(base: Path, job: str) -> list[RoomInUse]:
     found = []
     with contextlib.suppress(OSError):  # nothing is kept here
         for path in sorted(above.iterdir()):
-            with contextlib.suppress(StoreError):  # no memory of ours
-                descriptor = open_room(base, path, make=False) if path.name.removesuffix(COPY).isdecimal() else None
-                if descriptor is not None:
-                    try:
-                        found.append(RoomInUse(path, _bytes_in(descriptor), _is_locked(descriptor)))
-                    finally:
-                        os.close(descriptor)
+            if not path.name.removesuffix(COPY).isdecimal():
+                continue
+            with contextlib.suppress(StoreError), opened_room(base, path) as room:  # another's memory is left out
+                if room is not None:
+                    found.append(RoomInUse(path, _bytes_in(room), is_locked(room)))
     return found
 
 
@@ -241,13 +241,8 @@ def _bytes_in(descriptor: int) -> int:
 def is_being_hashed(base: Path, job: str, slot: int) -> bool:
     """Whether a live process has a sealed point of these slots in hand, so that it will soon be good."""
     path = room_path(base, job, slot)
-    with contextlib.suppress(StoreError):
-        descriptor = open_room(base, path, make=False)
-        if descriptor is not None:
-            try:
-                return _is_locked(descriptor) and any(_is_sealed(descriptor, path / name) for name in NAMES)
-            finally:
-                os.close(descriptor)
+    with contextlib.suppress(StoreError), opened_room(base, path) as room:
+        return room is not None and is_locked(room) and any(_is_sealed(room, path / name) for name in NAMES)
     return False
 
 
@@ -273,22 +268,18 @@ def sweep(base: Path, job: str, now_s: float | None = None) -> list[Path]:
 
 
 def _remove(base: Path, path: Path, may_go: Callable[[int], bool]) -> bool:
-    try:
-        descriptor = open_room(base, path, make=False)
-    except StoreError:
-        return False  # no memory of ours
-    if descriptor is None:
-        return False
-    try:
-        if not may_go(descriptor) or not try_lock(descriptor):
+    with contextlib.ExitStack() as opened:
+        try:
+            room = opened.enter_context(opened_room(base, path))
+        except StoreError:
+            return False  # no memory of ours
+        if room is None or not may_go(room) or not try_lock(room):
             return False
         for name in NAMES:
-            MemoryBuffer(path / name, descriptor).discard()
-        if not is_page_held(descriptor):
+            MemoryBuffer(path / name, room).discard()
+        if not _is_page_held(room):
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(PAGE, dir_fd=descriptor)
-    finally:
-        os.close(descriptor)
+                os.unlink(PAGE, dir_fd=room)
     with contextlib.suppress(OSError):  # the job's other ranks have slots, or someone else keeps files there
         path.rmdir()
         path.parent.rmdir()
@@ -353,6 +344,17 @@ def _lock(base: Path, path: Path) -> int:
     raise StoreError(f"{path}: is removed as often as it is made; see who else writes below {base}")
 
 
+@contextlib.contextmanager
+def opened_room(base: Path, path: Path, *, make: bool = False) -> Iterator[int | None]:
+    """Open a room for the block, as :func:`open_room` does."""
+    room = open_room(base, path, make=make)
+    try:
+        yield room
+    finally:
+        if room is not None:
+            os.close(room)
+
+
 def open_room(base: Path, path: Path, *, make: bool = True) -> int | None:
     """Open a room level by level, each this user's alone; None where it is missing, and where it is removed just now.
 
@@ -397,19 +399,19 @@ def try_lock(descriptor: int) -> bool:
     return True
 
 
-def is_page_held(room: int) -> bool:
+def _is_page_held(room: int) -> bool:
     """Whether a live process writes the page of an open room."""
     try:
         page = os.open(PAGE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, dir_fd=room)
     except OSError:
         return False  # there is none, or nobody's
     try:
-        return _is_locked(page)
+        return is_locked(page)
     finally:
         os.close(page)
 
 
-def _is_locked(descriptor: int) -> bool:
+def is_locked(descriptor: int) -> bool:
     """Whether another process has the lock; a shared attempt, and gone with the descriptor."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -418,12 +420,22 @@ def _is_locked(descriptor: int) -> bool:
     return False
 
 
-_open_rooms: weakref.WeakSet[MemoryRoom] = weakref.WeakSet()
+class _Holder(Protocol):
+    def let_go(self) -> None:
+        """Close what keeps the lock."""
+
+
+_holders: weakref.WeakSet[_Holder] = weakref.WeakSet()
+
+
+def let_go_in_children(holder: _Holder) -> None:
+    """Have a forked child close its copy of what the holder has locked: the lock is this process's alone."""
+    _holders.add(holder)
 
 
 def _let_go_in_child() -> None:
-    for room in list(_open_rooms):
-        room.let_go()
+    for holder in list(_holders):
+        holder.let_go()
 
 
 os.register_at_fork(after_in_child=_let_go_in_child)

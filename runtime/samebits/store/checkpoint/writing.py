@@ -1,9 +1,8 @@
 """Saving a point: data → fsync → manifest → fsync → rename → fsync of the folder, and never over an existing point.
 
-Here lives the order of a save; the formats of its files are ``safetensors_header``'s and ``manifest``'s. The one idea:
-everything happens in a temporary directory, hashed while it is written, and the point exists from one rename on. Data
-goes past the page cache where the file system allows it: who saves does not read again soon, so copying gigabytes into
-the cache costs a processor and everybody's cached pages for nothing (O_DIRECT in open(2)).
+Everything happens in a temporary directory, hashed while it is written, and the point exists from one rename on. Data
+goes past the page cache if the file system allows it (O_DIRECT in open(2)): it is not read again soon, so copying
+gigabytes into the cache would cost a processor and evict other processes' pages for nothing.
 """
 
 from __future__ import annotations
@@ -15,17 +14,23 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-import xxhash
-
 from samebits.errors import CheckpointError, StoreError
 from samebits.store import durable
-from samebits.store.checkpoint.format.manifest import CHUNK_BYTES, Manifest, PointHeader, encode_manifest
-from samebits.store.checkpoint.format.safetensors_header import encode_header, in_file_order
-from samebits.store.checkpoint.format.tensor_part import TensorPart, bytes_of
-from samebits.store.checkpoint.format.tree import Tree
-from samebits.store.checkpoint.local import folder, reading
-from samebits.store.checkpoint.local.folder import DATA_FILE, MANIFEST_FILE
-from samebits.store.checkpoint.local.scanning import inspect_point
+from samebits.store.checkpoint import folder, reading
+from samebits.store.checkpoint.folder import DATA_FILE, MANIFEST_FILE, inspect_point
+from samebits.store.checkpoint.point_format import (
+    CHUNK_BYTES,
+    Manifest,
+    PointHeader,
+    TensorPart,
+    bytes_of,
+    cut,
+    encode_header,
+    encode_manifest,
+    hash_of,
+    in_file_order,
+)
+from samebits.store.checkpoint.tree import Tree
 from samebits.store.durable import BytesLike
 
 _WRITE_BYTES = 8 * 1024 * 1024
@@ -166,20 +171,12 @@ def _make_durable(path: Path) -> None:
 def _write_data(path: Path, parts: list[TensorPart], chunk_bytes: int) -> tuple[int, tuple[bytes, ...]]:
     views = [memoryview(encode_header(parts)), *map(bytes_of, parts)]
     chunks: list[bytes] = []
-    digest, room = xxhash.xxh3_128(), chunk_bytes
     descriptor = durable.create(path)
     try:
-        for view in views:
-            while view:
-                piece, view = view[:room], view[room:]
-                digest.update(piece)
+        for pieces in cut(views, chunk_bytes):
+            chunks.append(hash_of(pieces))
+            for piece in pieces:
                 durable.write_all(descriptor, piece)
-                room -= len(piece)
-                if room == 0:
-                    chunks.append(digest.digest())
-                    digest, room = xxhash.xxh3_128(), chunk_bytes
-        if room < chunk_bytes:
-            chunks.append(digest.digest())
         os.fsync(descriptor)
     finally:
         os.close(descriptor)

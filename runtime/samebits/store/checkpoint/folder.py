@@ -1,0 +1,381 @@
+"""A rank's folder: the names in it, and what lies there, found without reading the data.
+
+::
+
+    <root>/<rank>/step_0000000120_gen_000003/{data.safetensors,manifest.msgpack}    a point
+    <root>/<rank>/.tmp-<pid>-<start time>-<n>-step_…                                being written or being removed
+    <root>/<rank>/damaged-<n>-step_…                                                a damaged point, kept
+    <root>/<prefix>/<rank>/…                                                        the same, below a prefix
+
+A directory has a point's name only while both its files are complete: it gets and loses that name by one rename.
+:func:`scan` lists the points with a reason for each that cannot be used; it reads manifests and the sizes of data files
+only. :func:`survey` lists everything of ours for people. It takes no lock and may run beside a training job, so what a
+writer renames or removes meanwhile is left out instead of being called damaged.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from samebits.core.point import Point
+from samebits.errors import CheckpointError, StoreError
+from samebits.store import durable
+from samebits.store.checkpoint.point_format import MAX_MANIFEST_BYTES, Manifest, PointHeader, decode_manifest
+from samebits.store.owner import read_owner
+from samebits.store.process_identity import ProcessIdentity
+
+DATA_FILE = "data.safetensors"
+MANIFEST_FILE = "manifest.msgpack"
+
+_POINT_NAME = re.compile(r"step_(\d{10,19})_gen_(\d{6,19})", re.ASCII)
+_TEMPORARY_NAME = re.compile(r"\.tmp-(\d+)-(\d+)-\d+-(.*)", re.ASCII)
+_PREFIX = re.compile(r"[A-Za-z_][\w-]{0,127}", re.ASCII)
+_ASIDE_NAME = re.compile(r"damaged-\d+-(.*)", re.ASCII)
+
+_log = logging.getLogger(__name__)
+_temporary_numbers = itertools.count()
+
+
+def rank_directory(root: Path, rank: int) -> Path:
+    """Where the points of ``rank`` lie; its live writer holds that folder's lock."""
+    return root / str(rank)
+
+
+def slots_in(root: Path) -> list[int]:
+    """The slots that have a folder there, in order.
+
+    Raises:
+        StoreError: the folder cannot be looked into.
+    """
+    with durable.disk_errors(root, "looking for checkpoints"):
+        if not root.is_dir():
+            return []
+        return sorted(int(entry.name) for entry in root.iterdir() if entry.name.isdecimal() and entry.is_dir())
+
+
+def point_name(point: Point) -> str:
+    """The name of the point's directory."""
+    return f"step_{point.step:010d}_gen_{point.generation:06d}"
+
+
+def is_prefix(name: str) -> bool:
+    """Whether a folder below the job's may take the ranks' folders under this name: never what has another meaning."""
+    return _PREFIX.fullmatch(name) is not None and parse_point_name(name) is None
+
+
+def parse_point_name(name: str) -> Point | None:
+    """The point a directory's name stands for; none for any other name."""
+    match = _POINT_NAME.fullmatch(name)
+    if match is None:
+        return None
+    point = Point(int(match[1]), int(match[2]))
+    return point if point_name(point) == name and point.generation > 0 else None
+
+
+def oldest_step_in(directory: Path) -> int:
+    """The step of the oldest point in a rank's folder, by the names there; 0 where there is none."""
+    with durable.disk_errors(directory, "looking for the oldest point"):
+        points = [parse_point_name(entry.name) for entry in directory.iterdir()]
+    return min((point.step for point in points if point is not None), default=0)
+
+
+def parse_temporary_name(name: str) -> tuple[ProcessIdentity, Point | None] | None:
+    """Who writes or removes a directory of this name, and which point; none for any other name."""
+    match = _TEMPORARY_NAME.fullmatch(name)
+    return None if match is None else (ProcessIdentity(int(match[1]), int(match[2])), parse_point_name(match[3]))
+
+
+def parse_aside_name(name: str) -> Point | None:
+    """The damaged point that was moved aside under this name; none for any other name."""
+    match = _ASIDE_NAME.fullmatch(name)
+    return None if match is None else parse_point_name(match[1])
+
+
+def temporary_directory(directory: Path, name: str) -> Path:
+    """A new name for what this process is writing or removing; it tells a dead writer's from a live one's."""
+    identity = ProcessIdentity.current()
+    return directory / f".tmp-{identity.pid}-{identity.started_at}-{next(_temporary_numbers)}-{name}"
+
+
+def sweep_temporaries(directory: Path) -> None:
+    """Remove what dead writers left half written or half removed. The caller holds the folder's lock.
+
+    It frees space, no more: temporary names are never reused, so what cannot be removed is in nobody's way.
+    """
+    for entry in list(directory.iterdir()):
+        temporary = parse_temporary_name(entry.name)
+        if temporary is None or temporary[0].is_alive():
+            continue
+        try:
+            shutil.rmtree(entry)
+        except OSError as error:
+            _log.warning("%s: left by a dead process and cannot be removed: %s", entry, error)
+
+
+def move_damaged_aside(path: Path) -> Path:
+    """Rename a damaged point so that its name is free; nothing of it is deleted."""
+    for number in itertools.count(1):
+        aside = path.with_name(f"damaged-{number}-{path.name}")
+        if not os.path.lexists(aside):
+            break
+    durable.publish(path, aside)
+    return aside
+
+
+@dataclass(frozen=True, slots=True)
+class FoundPoint:
+    """One point on disk or in memory. Either ``manifest`` is there, or ``problem`` says why the point cannot be used.
+
+    A found point with a manifest may still have a changed byte in its data: only verifying or reading it tells.
+
+    Attributes:
+        path: the point's directory, or the memory slot that holds it.
+        data_offset: where in the slot the bytes of the data file begin; None for a directory.
+    """
+
+    path: Path
+    point: Point
+    manifest: Manifest | None
+    problem: str | None
+    data_offset: int | None = None
+
+    @property
+    def data_file(self) -> Path:
+        """The file the tensors' bytes are in."""
+        return self.path / DATA_FILE if self.data_offset is None else self.path
+
+    @property
+    def where(self) -> str:
+        """The path, for people."""
+        return str(self.path)
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether manifest and sizes are as they should be."""
+        return self.manifest is not None
+
+    def require_manifest(self) -> Manifest:
+        """The manifest; :class:`CheckpointError` with the problem where there is none."""
+        if self.manifest is None:
+            raise CheckpointError(self.problem or f"{self.path}: cannot be used")
+        return self.manifest
+
+
+def scan(directory: Path, job: str | None) -> list[FoundPoint]:
+    """The points in a rank's folder (``rank_directory``), the newest first; names of other kinds are ignored.
+
+    A point that another job, another rank or another step saved is listed as unusable, like a damaged one. ``job`` is
+    None for who only looks at points of whatever job.
+
+    Raises:
+        StoreError: the folder itself cannot be read. A missing one has no points.
+    """
+    with durable.disk_errors(directory, "listing the points"):
+        try:
+            names = [entry.name for entry in directory.iterdir()]
+        except FileNotFoundError:
+            return []
+    points = sorted(((point, name) for name in names if (point := parse_point_name(name)) is not None), reverse=True)
+    return [inspect_point(directory / name, point, job) for point, name in points]
+
+
+def inspect_point(path: Path, point: Point, job: str | None) -> FoundPoint:
+    """One point of a rank's folder, as :func:`scan` lists it."""
+    try:
+        manifest = _manifest_in(path)
+        _require_identity(path, point, job, manifest.header)
+    except CheckpointError as error:
+        return FoundPoint(path, point, None, _with_place(path, error))
+    return FoundPoint(path, point, manifest, None)
+
+
+def point_in(path: Path) -> FoundPoint:
+    """The point in a directory of any name and place, by what its manifest says it is.
+
+    Raises:
+        CheckpointError: there is no manifest that can be read, or its data file has another size.
+    """
+    try:
+        manifest = _manifest_in(path)
+    except CheckpointError as error:
+        raise CheckpointError(_with_place(path, error)) from None
+    return FoundPoint(path, manifest.header.point, manifest, None)
+
+
+def _manifest_in(path: Path) -> Manifest:
+    manifest = decode_manifest(_read_manifest(path / MANIFEST_FILE))
+    with durable.disk_errors(path / DATA_FILE, "looking at the data", CheckpointError):
+        size_bytes = (path / DATA_FILE).stat().st_size
+    if size_bytes != manifest.data_bytes:
+        raise CheckpointError(f"{DATA_FILE} has {size_bytes} bytes, {manifest.data_bytes} were saved")
+    return manifest
+
+
+def _with_place(path: Path, error: CheckpointError) -> str:
+    text = str(error)
+    return text if text.startswith(str(path)) else f"{path}: {text}"
+
+
+def _read_manifest(path: Path) -> bytes:
+    with (
+        durable.disk_errors(path, "reading the manifest", CheckpointError),
+        os.fdopen(durable.open_regular(path), "rb") as file,
+    ):
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes > MAX_MANIFEST_BYTES:
+            raise CheckpointError(f"{path}: {size_bytes} bytes; a manifest has at most {MAX_MANIFEST_BYTES}")
+        return file.read(size_bytes)
+
+
+def _require_identity(path: Path, point: Point, job: str | None, header: PointHeader) -> None:
+    if job is not None and header.job != job:
+        raise CheckpointError(f"was saved by job {header.job}, this is job {job}")
+    if header.point != point:
+        raise CheckpointError(f"its manifest is that of {header.point}")
+    if rank_directory(path.parent.parent, header.slot) != path.parent:
+        raise CheckpointError(f"its manifest is that of slot {header.slot}, it lies in the folder {path.parent.name}")
+
+
+class EntryState(Enum):
+    """What an entry of a rank's folder is; ``WHOLE`` goes by the manifest and the sizes, not by the data's hashes."""
+
+    WHOLE = "whole"
+    DAMAGED = "damaged"
+    BEING_WRITTEN = "being written"
+    LEFT_BEHIND = "left half written"
+    MOVED_ASIDE = "moved aside"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One directory of a rank's folder.
+
+    Attributes:
+        slot: whose folder.
+        path: the directory.
+        point: which point it is, or was to be, by its name.
+        state, why: and, where it is not whole, the reason.
+        header: what its manifest says; of a whole point only.
+        size_bytes: of the files in it.
+        changed_at_s: when its newest file was written, in seconds since 1970.
+    """
+
+    slot: int
+    path: Path
+    point: Point | None
+    state: EntryState
+    why: str
+    header: PointHeader | None
+    size_bytes: int
+    changed_at_s: float
+
+
+def survey(root: Path) -> list[Entry]:
+    """Everything of ours below a job's checkpoint folder, by slot, each slot's newest point first.
+
+    Raises:
+        StoreError: a folder cannot be read.
+    """
+    return [entry for slot in slots_in(root) for entry in _in_order(rank_directory(root, slot), slot)]
+
+
+def newest_common_point(entries: list[Entry]) -> tuple[Point, int] | None:
+    """The newest point that every rank of its world holds whole, and the size of that world; none where there is none.
+
+    By manifests and sizes, as :func:`survey` saw them.
+    """
+    ranks: dict[tuple[Point, int], set[int]] = {}
+    for entry in entries:
+        if entry.header is not None:
+            ranks.setdefault((entry.header.point, entry.header.world_size), set()).add(entry.header.rank)
+    return max((key for key, held in ranks.items() if len(held) == key[1]), default=None)
+
+
+def folders_with_points(root: Path) -> list[Path]:
+    """The job's folder where ranks have folders in it, and those below it that CheckpointConfig(prefix=…) made."""
+    with durable.disk_errors(root, "looking for checkpoints"):
+        try:
+            below = sorted(entry for entry in root.iterdir() if is_prefix(entry.name) and entry.is_dir())
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        return [folder for folder in (root, *below) if slots_in(folder)]
+
+
+def job_of(directory: Path) -> str | None:
+    """The job whose points lie in a rank's folder; None where that is not said."""
+    try:
+        owner = read_owner(directory)
+    except StoreError:
+        return None  # whoever writes there is told; to look at the points it is not needed
+    return None if owner is None else owner.job
+
+
+def is_gone(found: FoundPoint) -> bool:
+    """Whether its writer removed or renamed the point since it was found."""
+    return not os.path.lexists(found.path)
+
+
+def _in_order(directory: Path, slot: int) -> list[Entry]:
+    with durable.disk_errors(directory, "listing the points"):
+        try:
+            paths = sorted(directory.iterdir())
+        except FileNotFoundError:
+            return []
+    entries = list(_entries(paths, slot, job_of(directory)))
+    return sorted(
+        entries, key=lambda entry: (entry.point or Point(0, 0), entry.state is EntryState.WHOLE), reverse=True
+    )
+
+
+def _entries(paths: list[Path], slot: int, job: str | None) -> Iterator[Entry]:
+    for path in paths:
+        found = _described(path, job)
+        if found is None:
+            continue
+        point, state, why, header = found
+        measured = _measured(path)
+        if measured is not None:
+            yield Entry(slot, path, point, state, why, header, *measured)
+
+
+def _described(path: Path, job: str | None) -> tuple[Point | None, EntryState, str, PointHeader | None] | None:
+    point = parse_point_name(path.name)
+    if point is not None:
+        found = inspect_point(path, point, job)
+        if found.manifest is not None:
+            return point, EntryState.WHOLE, "", found.manifest.header
+        return point, EntryState.DAMAGED, found.problem or "", None
+    aside = parse_aside_name(path.name)
+    if aside is not None:
+        return aside, EntryState.MOVED_ASIDE, "it was damaged when its step was saved anew; yours to delete", None
+    temporary = parse_temporary_name(path.name)
+    if temporary is None:
+        return None
+    writer, point = temporary
+    if writer.is_alive():
+        return point, EntryState.BEING_WRITTEN, f"or removed, by {writer}", None
+    return (
+        point,
+        EntryState.LEFT_BEHIND,
+        f"by {writer}, which does not run on this host; the next save removes it",
+        None,
+    )
+
+
+def _measured(path: Path) -> tuple[int, float] | None:
+    """The bytes in the directory, and when it was last written to; none where it is gone."""
+    try:
+        stats = [entry.stat() for entry in path.iterdir()] if path.is_dir() else [path.stat()]
+        manifest = path / MANIFEST_FILE
+        newest = manifest.stat() if manifest.is_file() else path.stat()
+    except FileNotFoundError:
+        return None
+    return sum(stat.st_size for stat in stats), newest.st_mtime

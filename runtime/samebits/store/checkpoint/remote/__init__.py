@@ -1,1 +1,0 @@
-"""Points in an object store: the contract of a local folder without rename, fsync or locks."""
