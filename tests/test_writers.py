@@ -34,6 +34,7 @@ WRITERS = {
     "store/checkpoint/memory_buffer.py:reserve": "O_EXCL and O_NOFOLLOW in a folder checked to be 0700",
     "store/checkpoint/memory_buffer.py:open_slot": "O_NOFOLLOW in that folder; creates nothing",
     "training/checkpoint/kept_generators.py:_new_file": "O_EXCL and O_NOFOLLOW in that folder",
+    "store/checkpoint/writing.py:write_files": "a second name for a point of this rank's, in a new 0700 folder",
     "store/checkpoint/object_store.py:_upload": "an object of a store, no file of this machine",
     "store/process_identity.py:find_memory": "memory of a process of this user's, by its descriptor under /proc",
     "service/process_state.py:__init__": "memory of a process of this user's, by its descriptor under /proc",

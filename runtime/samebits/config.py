@@ -43,6 +43,7 @@ from samebits.urls import without_credentials
 __all__ = [
     "KEPT_NAMES",
     "OF_A_SHELL",
+    "START_FOLDER",
     "Look",
     "Role",
     "Settings",
@@ -69,11 +70,14 @@ __all__ = [
     "replace_environment",
     "require_secret",
     "secret_environment",
+    "take_start_folder",
     "visible_npus",
     "whole_environment",
     "withdraw_place",
 ]
 
+START_FOLDER = "SAMEBITS_START_FOLDER"
+"""Where a launcher has started a process: a script may be in another folder before it imports the package."""
 _WORKER_PID = "SAMEBITS_WORKER_PID"
 _PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
@@ -581,6 +585,12 @@ def keep_operators_in(folder: Path, environ: MutableMapping[str, str] = os.envir
 def visible_npus(environ: Mapping[str, str] = os.environ) -> str | None:
     """Which of the Ascend devices that are there this process sees; None: all of them."""
     return environ.get("ASCEND_RT_VISIBLE_DEVICES")
+
+
+def take_start_folder(environ: MutableMapping[str, str] = os.environ) -> Path | None:
+    """Return the folder in which a launcher started this process, if one did; its own children do not inherit it."""
+    folder = environ.pop(START_FOLDER, "")
+    return Path(folder) if folder else None
 
 
 def mark_worker(environ: MutableMapping[str, str] = os.environ) -> None:

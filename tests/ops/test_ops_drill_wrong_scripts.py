@@ -101,16 +101,16 @@ def test_a_counter_outside_of_the_state(tmp_path: Path) -> None:
         ),
     )
     told = drilled(tmp_path, text)
-    assert told["difference"]
     line = lines.index("            seen += 1") + 1
-    assert any(f"train.py:{line}: seen is counted outside of the state" in one for one in told["advice"]), told
-    assert not any("sampler" in one or "commit()" in one for one in told["advice"]), told
+    assert told["problem"].startswith("undisturbed: step 5, taken twice from the same commit, came out different")
+    assert f"hidden state: seen (train.py:{line}) changed outside the state" in told["problem"]
+    assert told["faults"] == []
 
 
 def test_a_sampler_that_is_in_no_state(tmp_path: Path) -> None:
     text, lines = changed(("    sampler=sampler,\n", ""))
     told = drilled(tmp_path, text)
-    assert told["difference"]
+    assert told["problem"].startswith("undisturbed: step 5, taken three times from the same commit, came out different")
     line = next(number for number, one in enumerate(lines, 1) if "ElasticSampler(" in one)
     assert any(one.startswith(f"train.py:{line}: the position in the data is in no State") for one in told["advice"])
     assert not any("counted outside" in one or "commit()" in one.split("Fix")[0] for one in told["advice"]), told

@@ -31,7 +31,8 @@ rank_at_the_top = os.environ["RANK"]
 torch.manual_seed(1)
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-state = samebits.elastic.TorchState(model, optimizer, rng="per_step", seed=1)
+every = samebits.CheckpointConfig(save_checkpoint_steps=5)
+state = samebits.elastic.TorchState(model, optimizer, epoch=0, rng="per_step", seed=1, checkpoint=every)
 
 
 @samebits.elastic.run
@@ -41,13 +42,14 @@ def train(state):
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
         state.commit()
+    state.epoch += 1
 
 
 train(state)
 {after}
 if rank_at_the_top == "0":
     weights = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
-    Path("model.sha256").write_text(hashlib.sha256(weights).hexdigest())
+    Path("model.sha256").write_text(f"{{hashlib.sha256(weights).hexdigest()}} of epoch {{state.epoch}}")
 """
 DIES = """\
 if rank_at_the_top == "0" and not Path("died").exists():
@@ -78,6 +80,7 @@ def ends(job: ShellJob, after: str, settings: Mapping[str, str] = SETTINGS) -> t
 def test_a_rank_that_is_killed_after_training_does_the_rest_of_its_script_when_it_is_replaced(
     job: ShellJob, tmp_path: Path
 ) -> None:
+    """Its state is the final one, with what followed a last commit that was saved."""
     status, text = ends(job, "")
     assert status == 0, text
     undisturbed = (tmp_path / "model.sha256").read_text()
@@ -98,7 +101,7 @@ def test_a_rank_that_is_killed_after_training_does_the_rest_of_its_script_when_i
                 (
                     "if rank_at_the_top == '0':\n    open('/nonexistent/model')",
                     1,
-                    NOT_DONE + r"failed at train\.py:29: F",
+                    NOT_DONE + r"failed at train\.py:31: F",
                 ),
                 ("train(state)", 80, NOT_DONE + r"failed at .*: samebits\.elastic\.run was called a second time"),
                 (DIES, 77, NOT_DONE + "was killed by signal 9"),

@@ -174,7 +174,8 @@ class Program:
         return {**shared, "ROLE": "worker", "NODE_ID": node}
 
     def _identity(self) -> dict[str, str]:
-        return {"JOB_ID": self.job} if self.job else {}
+        identity = {config.START_FOLDER: str(self.folder)}
+        return identity | ({"JOB_ID": self.job} if self.job else {})
 
 
 def names_port(environment: Mapping[str, str]) -> bool:

@@ -159,7 +159,7 @@ def _retaken_steps(process: Worker, state: State, look: HiddenStateLook) -> Reta
         return has_room_for(_COPIES * bytes_in(contents) * ranks_here)
 
     def tell(report: RetakenReport) -> None:
-        if extent is Extent.CHECK and context.get_rank() == 0:
+        if context.get_rank() == 0:
             write_report(settings.log_dir, report)
 
     return RetakenSteps(state, extent, lambda: look.findings, has_room, tell)

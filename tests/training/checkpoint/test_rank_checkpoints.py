@@ -766,3 +766,46 @@ def test_a_forged_point_is_passed_over_or_refused_in_a_sentence(rank: Callable[.
         except Exception as error:
             pytest.fail(f"{name}: {error!r}")
     assert endings["passed over"] > 50 and endings["refused"] > 50, endings
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_final_state_lies_beside_its_commits_point_if_it_differs(
+    rank: Callable[..., RankCheckpoints], is_async: bool
+) -> None:
+    saved = rank(async_save=is_async)
+    save(saved, 5)
+    assert saved.has_on_disk(Point(5, 1))
+    header, tensors, tree, layout = point_of(saved, 5)
+    beside = Path(saved.root, ".final")
+    assert saved.save_final(header, tensors, tree, layout)
+    assert not beside.exists()
+    assert saved.save_final(header, tensors, {**tree, "epoch": 1}, layout)
+    final = find(beside, 5, job=JOB)
+    assert final.require_manifest().tree == {**tree, "epoch": 1}
+    verify(final)
+    assert final.data_file.stat().st_nlink == 2, "the tensors are the point's"
+    assert_is_step(saved, 5)
+
+
+def test_a_final_state_with_other_tensors_is_written_whole(
+    rank: Callable[..., RankCheckpoints], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved = rank(async_save=False)
+    save(saved, 5)
+    header, tensors, tree, layout = point_of(saved, 5)
+    _, others, _, _ = point_of(saved, 6)
+    assert saved.save_final(header, others, tree, layout)
+    beside = Path(saved.root, ".final")
+    final = find(beside, 5, job=JOB)
+    verify(final)
+    assert final.require_manifest().chunks != find(Path(saved.root), 5, job=JOB).require_manifest().chunks
+
+    def has_no_links(*_: object) -> None:
+        raise PermissionError(1, "no hard links here")
+
+    monkeypatch.setattr(os, "link", has_no_links)
+    shutil.rmtree(beside)
+    assert saved.save_final(header, tensors, {**tree, "epoch": 1}, layout)
+    final = find(beside, 5, job=JOB)
+    verify(final)
+    assert final.data_file.stat().st_nlink == 1

@@ -17,6 +17,7 @@ from samebits.training.group import calling_place
 from samebits.training.process import context
 from samebits.training.process.torchrun_calls import TorchrunCalls
 from samebits.training.torch_versions import not_tried
+from tests.system.processes import free_port
 
 
 def seated(monkeypatch: pytest.MonkeyPatch, *, slot: int | None, node: str = "x", devices: int = 0) -> None:
@@ -82,11 +83,15 @@ def test_a_place_is_never_reached_through_this_package(monkeypatch: pytest.Monke
 
 MOVES = """
 import os, sys
+if "samebits" in sys.argv:  # its launcher says where it was started
+    os.makedirs("outputs/run")
+    os.chdir("outputs")
 import torch
 import samebits
 
-os.makedirs("outputs/run")
-os.chdir("outputs")  # as Hydra does before main(), and once more below
+if "samebits" not in sys.argv:
+    os.makedirs("outputs/run")
+    os.chdir("outputs")  # as Hydra does before main(), and once more below
 samebits.init()
 os.chdir("run")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))
@@ -104,14 +109,15 @@ train(state)
 """
 
 
-def test_folders_are_those_of_the_start_wherever_the_script_goes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("launcher", [[], ["-m", "samebits", "run", "-n", "1"]], ids=["python", "samebits run"])
+def test_folders_are_those_of_the_start_wherever_the_script_goes(tmp_path: Path, launcher: list[str]) -> None:
     (tmp_path / "train.py").write_text(MOVES)
     environment = {name: text for name, text in os.environ.items() if name not in config.kept_environment()}
     environment["PATH"] = os.environ["PATH"]
-    done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300
-    )
+    environment |= {"SCHED_PORT": str(free_port())} if launcher else {}
+    words = [sys.executable, *launcher, "train.py", *launcher[1:2]]
+    done = subprocess.run(words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    made = sorted(one.name for one in tmp_path.iterdir())
-    assert [one for one in made if one.startswith(("ckpt", "recovery", "device"))] == ["ckpt_of_rank", "recovery"]
+    made = {one.name for one in tmp_path.iterdir()}
+    assert made - {"device"} == {"ckpt_of_rank", "outputs", "recovery", "train.py"}
     assert list((tmp_path / "outputs").rglob("*")) == [tmp_path / "outputs" / "run"]

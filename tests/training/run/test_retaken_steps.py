@@ -85,7 +85,13 @@ class Checked:
                 state, self.extent, lambda: self.findings, lambda _: self.has_room, self.reports.append
             )
             self.session = Passes(state, retaken)
-            return retaken.run(lambda: function(state), self.session.go_back)
+
+            def called() -> None:
+                function(state)
+                retaken.compare_end(ALONE)
+                state.takes_again(False)
+
+            return retaken.run(called, self.session.go_back)
 
         return call
 
@@ -144,6 +150,19 @@ def test_a_script_that_cannot_begin_again_in_an_epoch_is_found(name: str, checke
     assert "train.py:" in checked.report.failure or BREAK_AT_A_LOSS[name] is HiddenStateError
     assert "Fix: " in checked.report.failure
     assert not checked.findings
+
+
+def test_what_follows_the_last_commit_of_a_single_epoch_is_done_twice(checked: Checked) -> None:
+    def of_one_epoch(**lines: str) -> str:
+        return script(**lines).replace("state.epoch < 3", "state.epoch < 1")
+
+    with pytest.raises(UnboundLocalError):
+        checked.run(of_one_epoch(ended="state.best = loss.item()"))
+    assert "from the commit of step 6, as after a loss there, the training function failed at train.py:" in (
+        checked.report.failure
+    )
+    with pytest.raises(HiddenStateError, match=r"^what follows step 6's commit, .* in state\.best"):
+        checked.run(of_one_epoch(top="seen = []", ended="seen.append(1); state.best = float(len(seen))"))
 
 
 @pytest.mark.parametrize("rng", ["per_step", "saved"])

@@ -41,7 +41,8 @@ class Script:
 def advise(script: Script, compared: Compared, undisturbed: Outcome, disturbed: Outcome) -> list[str]:
     """Describe the difference and what to change; empty if there is nothing to report."""
     if undisturbed.problem and _has_ended(undisturbed.events) and not _are_unequal(undisturbed.events):
-        return list(dict.fromkeys(undisturbed.said))  # the cause that the job ended with says the rest
+        named = _suspects(script) if undisturbed.retaken else ()
+        return list(dict.fromkeys([*undisturbed.said, *named]))  # the cause that the job ended with says the rest
     is_survived = not undisturbed.problem and not disturbed.problem
     lacks_commits = never_commits(undisturbed)
     if is_survived and compared.is_equal and not lacks_commits:

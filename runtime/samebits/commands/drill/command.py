@@ -29,6 +29,7 @@ from samebits.core.goodput import Bucket
 from samebits.errors import UsageError
 from samebits.option_types import whole
 from samebits.store import durable
+from samebits.store.retaken_report import read_report
 
 NAMES = ("undisturbed", "disturbed")
 MOST_OFF, LEAST_OFF_S = 0.005, 1.0
@@ -56,7 +57,9 @@ def main(arguments: Sequence[str]) -> int:
     say = _nothing if options.json else _say
     absolute = [str(path.resolve()), *script[1:]]
     say(f"1. {' '.join(script)} undisturbed: {_world(options)}; logs in {folder / 'undisturbed' / 'device'}")
-    undisturbed = _rehearsal(folder / "undisturbed", absolute, options, say).run()
+    undisturbed = _rehearsal(folder / "undisturbed", absolute, options, say, HIDDEN_STATE="stop").run()
+    undisturbed.retaken = read_report(folder / "undisturbed" / "device").failure
+    undisturbed.problem = undisturbed.retaken or undisturbed.problem  # the event that ended the job is cut
     if undisturbed.problem or never_commits(undisturbed):
         disturbed, compared = Outcome(), Compared((), 0, 0)
     else:
@@ -99,9 +102,11 @@ def _parsed(words: Sequence[str], script: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _rehearsal(folder: Path, script: list[str], options: argparse.Namespace, say: Callable[[str], None]) -> Rehearsal:
+def _rehearsal(
+    folder: Path, script: list[str], options: argparse.Namespace, say: Callable[[str], None], **defaults: str
+) -> Rehearsal:
     start = ["-n", str(options.workers), "--spares", str(options.spares), *script]
-    environment = free_environment(config.whole_environment()) | {"ENABLE_RECOVERY": "1"}
+    environment = defaults | free_environment(config.whole_environment()) | {"ENABLE_RECOVERY": "1"}
     size = options.workers + options.spares
     return Rehearsal(folder, start, environment, size, free_port(), lambda text: say(f"   {text}"))
 

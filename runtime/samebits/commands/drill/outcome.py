@@ -54,7 +54,8 @@ class Outcome:
     """How a job of the drill went; ``problem`` is empty if it finished.
 
     ``damaged`` are checkpoints in which the drill has changed a bit; ``said`` what its workers have warned of;
-    ``seen_s`` how long it lasted from its first event to its last, by the drill's own clock (None: there was none).
+    ``seen_s`` how long it lasted from its first event to its last, by the drill's own clock (None: there was none);
+    ``retaken`` the sentence about a step that came out different when it was taken again.
     """
 
     events: list[Event] = field(default_factory=list)
@@ -65,6 +66,7 @@ class Outcome:
     wall_s: float = 0.0
     seen_s: float | None = None
     problem: str = ""
+    retaken: str = ""
 
     @property
     def last_step(self) -> int:

@@ -49,8 +49,10 @@ from samebits.store.checkpoint.point_format import in_file_order as in_file_orde
 from samebits.store.checkpoint.point_store import Found as Found
 from samebits.store.checkpoint.point_store import Location as Location
 from samebits.store.checkpoint.point_store import PointStore as PointStore
+from samebits.store.checkpoint.point_store import final_location as final_location
 from samebits.store.checkpoint.point_store import is_remote as is_remote
 from samebits.store.checkpoint.point_store import local_folder as local_folder
+from samebits.store.checkpoint.point_store import manifest_of as manifest_of
 from samebits.store.checkpoint.point_store import open_point_store as open_point_store
 from samebits.store.checkpoint.point_store import slots_in as slots_in
 from samebits.store.checkpoint.pruning import Pruned as Pruned
@@ -74,4 +76,5 @@ from samebits.store.checkpoint.writer import Outcome as Outcome
 from samebits.store.checkpoint.writer import Writer as Writer
 from samebits.store.checkpoint.writer import dismiss_waiting as dismiss_waiting
 from samebits.store.checkpoint.writer import start_ahead as start_ahead
+from samebits.store.checkpoint.writing import write_linked as write_linked
 from samebits.store.checkpoint.writing import write_point as write_point

@@ -16,7 +16,16 @@ from samebits.errors import StoreError
 from samebits.store import private
 from samebits.store.checkpoint import folder, pruning, reading, writing
 from samebits.store.checkpoint.folder import FoundPoint
-from samebits.store.checkpoint.point_format import Manifest, PointHeader, TensorPart
+from samebits.store.checkpoint.point_format import (
+    Manifest,
+    PointHeader,
+    TensorPart,
+    bytes_of,
+    cut,
+    encode_header,
+    hash_of,
+    in_file_order,
+)
 from samebits.store.checkpoint.pruning import Pruned, Pruning
 from samebits.store.checkpoint.reading import Checkpoint
 from samebits.store.checkpoint.remote_points import RemotePointStore, slots_at
@@ -30,6 +39,9 @@ Location = Path | str
 
 LOCAL_STATE = "remote_checkpoints"
 """Below RECOVERY_PATH: what belongs to ranks whose points lie in another place than this machine's folders."""
+
+_FINAL = ".final"
+"""Below a checkpoint folder: the final states that differ from the last commit. No name that a prefix may have."""
 
 
 class Found(Protocol):
@@ -190,6 +202,21 @@ def open_point_store(location: Location, slot: int, *, job: str, job_name: str, 
     if isinstance(location, str):
         return RemotePointStore(location, slot, job=job, job_name=job_name)
     return LocalPointStore(location, slot, job=job, job_name=job_name, claims=claims)
+
+
+def final_location(location: Location) -> Location:
+    """Return where the states lie with which training ended after a last commit that was saved before."""
+    return f"{location}/{_FINAL}" if isinstance(location, str) else location / _FINAL
+
+
+def manifest_of(
+    header: PointHeader, tensors: Iterable[TensorPart], tree: Tree, layout: Tree, *, chunk_bytes: int
+) -> Manifest:
+    """Return the manifest that these contents would be saved with."""
+    parts = in_file_order(tensors)
+    views = [memoryview(encode_header(parts)), *map(bytes_of, parts)]
+    chunks = tuple(map(hash_of, cut(views, chunk_bytes)))
+    return Manifest(header, layout, tree, sum(map(len, views)), chunk_bytes, chunks)
 
 
 def slots_in(location: Location) -> list[int]:

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from samebits.errors import CheckpointError
+from samebits.errors import CheckpointError, StoreError
 from samebits.store import durable
 from samebits.store.checkpoint import folder, reading
 from samebits.store.checkpoint.folder import DATA_FILE, MANIFEST_FILE, inspect_point
@@ -90,6 +90,36 @@ def write_prepared(root: Path, header: PointHeader, manifest: Callable[[], Bytes
         durable.write_file(temporary / MANIFEST_FILE, manifest())
 
     return _save(root, header, write_files)
+
+
+def write_linked(root: Path, header: PointHeader, manifest: BytesLike, data: Path) -> bool:
+    """As :func:`write_point`, for a point with the tensors of another one below the same folder: one file for both.
+
+    Args:
+        root, header: as there; the same lock is held.
+        manifest: the manifest's file.
+        data: the other point's data file.
+
+    Returns:
+        False if this file system has no hard links; nothing is saved then.
+    """
+    has_links = True
+
+    def write_files(temporary: Path) -> None:
+        nonlocal has_links
+        try:
+            os.link(data, temporary / DATA_FILE)
+        except OSError:
+            has_links = False
+            raise
+        durable.write_file(temporary / MANIFEST_FILE, manifest)
+
+    try:
+        _save(root, header, write_files)
+    except StoreError:
+        if has_links:
+            raise
+    return has_links
 
 
 def _save(root: Path, header: PointHeader, write_files: Callable[[Path], None]) -> Path:

@@ -83,6 +83,7 @@ class RankCheckpoints:
         self.root = root
         self.slot = slot
         self._job = job
+        self._job_name = job_name
         self._node = node
         self._committed = committed
         self._report = report
@@ -246,6 +247,47 @@ class RankCheckpoints:
             self.refused_by = error
             return self._failed(header.point, str(error))
         return self._became_durable(header.point, by_writer=False)
+
+    def save_final(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> bool:
+        """Save the state with which training ends, if the last commit's point is on disk with other contents.
+
+        It lies beside the points, because a point never changes: if a rank is lost before training is finished, all
+        ranks go back to the commit and do alike what follows it.
+
+        Returns:
+            False if the disk refuses.
+        """
+        self.refused_by = None
+        try:
+            with disk_errors(self._directory, "saving the final state"):
+                self._take_folder(0.0)
+                self._save_beside(header, snapshot.parts_of(tensors), tree, layout)
+        except (CheckpointError, ForeignFolderError):
+            raise
+        except StoreError as error:
+            self.refused_by = error
+            return self._failed(header.point, str(error))
+        return True
+
+    def _save_beside(self, header: PointHeader, parts: Sequence[TensorPart], tree: Tree, layout: Tree) -> None:
+        saved = self._place.find(header.point)
+        like = saved.require_manifest() if saved is not None and saved.is_usable else None
+        chunk_bytes = checkpoints.CHUNK_BYTES if like is None else like.chunk_bytes
+        now = checkpoints.manifest_of(header, parts, tree, layout, chunk_bytes=chunk_bytes)
+        manifest = checkpoints.encode_manifest(now)
+        if like is not None and manifest == checkpoints.encode_manifest(like):
+            return
+        root = checkpoints.final_location(self.root)
+        place = checkpoints.open_point_store(root, self.slot, job=self._job, job_name=self._job_name)
+        place.claim()
+        has_its_tensors = like is not None and now.chunks == like.chunks
+        if not (
+            has_its_tensors
+            and isinstance(root, Path)
+            and isinstance(saved, FoundPoint)
+            and checkpoints.write_linked(root, header, manifest, saved.data_file)
+        ):
+            place.write(header, parts, tree, layout)
 
     def prepare(self, header: PointHeader, tensors: NamedTensors, tree: Tree, layout: Tree) -> None:
         """Points such as this one will be saved; that they can be copied aside is seen to, beside the training."""

@@ -294,7 +294,11 @@ class StatePoints:
     def _save_now(self, step: int) -> bool:
         self.layouts = ddp.capture_all()
         point, wait_s = Point(step, self.present().generation), self._process.settings.topo_timeout_s
-        return self._save(point, durable=True, wait_s=wait_s)
+        if not self.folder.has_on_disk(point):
+            return self._save(point, durable=True, wait_s=wait_s)
+        taken_apart = self._in_tensors(point)  # what followed the last commit, such as an epoch's end, belongs to it
+        with _savable():
+            return self.folder.save_final(*taken_apart)
 
     def compare(self, step: int, *, is_save: bool) -> None:
         """Report what the state as it stands is, where commits of this kind are compared."""
@@ -533,8 +537,12 @@ class StatePoints:
         """Find the usable points of all slots that fit, with their slot and store; one slot may be the ``first``."""
         root, job_name = self._root(), self._process.job_name
         for slot in sorted(checkpoints.slots_in(root), key=lambda one: (one != first, one)):
-            store = checkpoints.open_point_store(root, slot, job=job, job_name=job_name, claims=False)
-            yield from ((slot, store, found) for found in store.scan() if found.is_usable and fits(found.point))
+            of_slot: dict[Point, tuple[checkpoints.PointStore[Any], Found]] = {}
+            for place in (root, checkpoints.final_location(root)):  # a final state stands for its commit's point
+                store = checkpoints.open_point_store(place, slot, job=job, job_name=job_name, claims=False)
+                of_slot |= {one.point: (store, one) for one in store.scan() if one.is_usable and fits(one.point)}
+            for point in sorted(of_slot, reverse=True):
+                yield slot, *of_slot[point]
 
     def _together(self, contents: dict[str, Any], header: PointHeader) -> dict[str, Any]:
         """A point's contents with every tensor whole: of what is sharded, the other ranks' points hold the rest."""

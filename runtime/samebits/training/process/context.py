@@ -38,7 +38,7 @@ from samebits.service.probe_beat import ProbeBeat
 from samebits.service.scheduler import SchedulerService
 from samebits.service.scheduler_address import address_towards, addresses_of, wait_for_name
 from samebits.spelling import spelled_run
-from samebits.start_folder import start_folder
+from samebits.start_folder import start_folder, was_started_in
 from samebits.store.lock import DirectoryLock
 from samebits.training import torch_private
 from samebits.training.group import breaker, ddp, device, gloo, group
@@ -211,6 +211,7 @@ def init() -> None:
     ending.install()
     _refuse_in_a_child()
     alone = config.alone()
+    was_started_in(config.take_start_folder() if alone is None else None)
     settings, warnings = config.read() if alone is None else config.read(alone)
     settings = config.in_folder(start_folder(), settings)
     log.set_up("scheduler" if settings.role is Role.SCHEDULER else f"worker {settings.node_id or os.getpid()}")

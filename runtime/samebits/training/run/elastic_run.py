@@ -127,7 +127,7 @@ class ElasticRun:
                     self._points.load_final(generation)
                     return None
                 self._begin(generation)
-                result = call() if self._retaken is None else self._retaken.run(call, self._go_back_in_place)
+                result = call() if self._retaken is None else self._call_again_where_needed(self._retaken, call)
                 self._finish(generation)
                 self._process.departure.obey()
                 return result
@@ -230,15 +230,26 @@ class ElasticRun:
             HiddenStateError: it came out different.
         """
         retaken = self._retaken
-        if retaken is None:
-            return
+        if retaken is not None:
+            self._compare(retaken, lambda ranks: retaken.compare(self._points.commits + 1, ranks))
+
+    def _call_again_where_needed(self, retaken: RetakenSteps, call: Callable[[], Result]) -> Result:
+        def called() -> Result:
+            result = call()
+            if self._retaken is not None:
+                self._compare(retaken, retaken.compare_end)
+            return result
+
+        return retaken.run(called, self._go_back_in_place)
+
+    def _compare(self, retaken: RetakenSteps, compare: Callable[[Ranks], object]) -> None:
         if self._process.begins:
             retaken.give_up("a WorkQueue gives each item once, so a second pass would take others")
         self._require_equal()
         ddp.sync_buffers_all()
         ddp.settle_all()
         try:
-            retaken.compare(self._points.commits + 1, self._ranks())
+            compare(self._ranks())
         except HiddenStateError:
             self._points.wait_for_all()  # a rank that leaves first must not look like a lost peer to the others
             raise

@@ -148,7 +148,28 @@ class RetakenSteps:
         self._passes.append(found)
         if len(self._passes) == 1:
             raise TakeStepAgain(f"the step of commit {commit} is taken a second time")
-        self._judge(commit, ranks)
+        if self._judge(f"step {self._state.completed_steps}", ranks):
+            self._change(equal=(*self._report.equal, self._state.completed_steps))
+
+    def compare_end(self, ranks: Ranks) -> None:
+        """Compare what a check's training function has done after its last commit, if no epoch's end was compared.
+
+        Raises:
+            TakeStepAgain: the function has to be called once more.
+            HiddenStateError: it came out different.
+        """
+        state = self._state
+        holds = isinstance(state, ObjectState) and state.holds_copy and not state.uncommitted_steps
+        if self._is_over or self._extent is not Extent.CHECK or not holds:
+            return
+        found, problem = _digests_of(state)
+        if not all(ranks.gather(not problem)):
+            self.give_up(problem or "another rank's state cannot be compared")
+            return
+        self._passes.append(found)
+        if len(self._passes) == 1:
+            raise TakeStepAgain("what follows the last commit is done a second time")
+        self._judge(f"what follows step {state.completed_steps}'s commit", ranks)
 
     def committed(self, commit: int, ranks: Ranks) -> None:
         """Keep a copy of the state, which is about to become commit number ``commit``, if later steps are retaken."""
@@ -220,7 +241,8 @@ class RetakenSteps:
 
     # ---- what they show
 
-    def _judge(self, commit: int, ranks: Ranks) -> None:
+    def _judge(self, what: str, ranks: Ranks) -> bool:
+        """Compare all passes; true if they are equal, else it raises."""
         names_of_all = {name for one in self._passes for name in one}
         differing = sorted(name for name in names_of_all if len({one.get(name) for one in self._passes}) > 1)
         findings = self._findings()
@@ -228,20 +250,18 @@ class RetakenSteps:
         told = ranks.gather(_DIFFERS * bool(differing) | _NAMES * bool(findings) | _COMES_AGAIN * comes_again)
         if not any(one & _DIFFERS for one in told) and len(self._passes) == 2:
             self._passes.clear()
-            self._change(equal=(*self._report.equal, self._state.completed_steps))
-            return
+            return True
         source = next((rank for rank, one in enumerate(told) if one & _DIFFERS), 0)
         names = ranks.share(", ".join(differing[:_NAMED]), source)
-        step = self._state.completed_steps
         if any(one & _NAMES for one in told):
             source = next(rank for rank, one in enumerate(told) if one & _NAMES)
             sentence = ranks.share(sentence_of(findings) if findings else "", source)
-            self._fail(f"step {step}, taken twice from the same commit, came out different in {names}: {sentence}")
+            raise self._failure(f"{what}, taken twice from the same commit, came out different in {names}: {sentence}")
         if len(self._passes) == 2:
-            raise TakeStepAgain(f"the step of commit {commit} is taken a third time")
+            raise TakeStepAgain(f"{what} is taken a third time")
         if all(one & _COMES_AGAIN for one in told):
             text = (
-                f"step {step} came out different in {names} when the training function was called again from the "
+                f"{what} came out different in {names} when the training function was called again from the "
                 "commit before it, and the same when that was repeated: the step depends on something that such a call "
                 "begins anew, such as a batch number that enumerate() counts from 0, or on the last step's "
                 "gradients. Fix: compute it from the state, as from state.completed_steps, and call zero_grad() in "
@@ -249,12 +269,12 @@ class RetakenSteps:
             )
         else:
             text = (
-                f"step {step}, taken three times from the same commit, came out different each time, in {names}, and "
+                f"{what}, taken three times from the same commit, came out different each time, in {names}, and "
                 "no value outside the state was seen to change: not deterministic, or unknown. Fix: set "
                 "torch.use_deterministic_algorithms(True) and a seed for every generator; else look in the training "
                 "function, and in hooks, for what is kept outside TorchState(…)"
             )
-        self._fail(text)
+        raise self._failure(text)
 
     def _failed_in_pass(self, error: Exception) -> None:
         """Report an error of the script that no undisturbed run has."""
@@ -265,10 +285,10 @@ class RetakenSteps:
         )
         self._end()
 
-    def _fail(self, text: str) -> None:
+    def _failure(self, text: str) -> HiddenStateError:
         self._change(failure=text)
         self._end()
-        raise HiddenStateError(text)
+        return HiddenStateError(text)
 
     def _change(self, **changes: Any) -> None:
         before = self._report
