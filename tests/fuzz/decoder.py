@@ -7,6 +7,7 @@ writes and reads back the same.
 from __future__ import annotations
 
 import enum
+import types
 import typing
 from collections.abc import Iterator
 from typing import Any
@@ -46,7 +47,7 @@ def _example(hint: Any) -> Any:
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
         return tuple(_example(each) for each in arguments if each is not Ellipsis)
-    if type(None) in arguments:
+    if origin in (typing.Union, types.UnionType):
         return _example(arguments[0])
     if issubclass(hint, enum.Enum):
         return next(iter(hint))
