@@ -1,7 +1,7 @@
-"""README and docs, in both languages, say what the code says: tables, paths, commands, and a recipe that is run.
+"""Check README and docs against the code, in both languages: tables, paths, commands, links, and the scripts they show.
 
-A page is named by its path in the repository. What a README once held alone is looked for in all pages of its language;
-what every page must keep (links, paths, its twin) is looked for in each.
+A page is named by its path in the repository. Facts may stand on any page of a language; links, paths and the twin page
+are checked on each.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import configparser
 import contextlib
 import importlib.util
+import inspect
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,16 +27,24 @@ from tests.system.job import Job
 from tests.system.processes import Command, WarmStarter, environment_of_tests
 
 ROOT = Path(__file__).resolve().parents[1]
-README, README_ZH = "README.md", "README.zh-CN.md"
-CHAPTERS = (
-    *("tour", "commands", "dependencies"),
-    *("architecture", "training", "porting", "worlds", "checkpoints"),
-    *("operating", "clusters", "devices", "exit-codes", "messages", "seeing", "security", "comparison", "testing"),
-)
-ENGLISH = (README, *(f"docs/{chapter}.md" for chapter in CHAPTERS))
-CHINESE = (README_ZH, *(f"docs/{chapter}.zh-CN.md" for chapter in CHAPTERS))
-ENGLISH_ONLY = "docs/reliability.md"
-EVERY = (*ENGLISH, *CHINESE, ENGLISH_ONLY)
+README, INDEX, TUTORIAL = "README.md", "docs/index.md", "docs/tutorials/recoverable-script.md"
+ENGLISH_ONLY = ("docs/contributors/defects-found.md", "docs/contributors/evidence.md")
+MOST_WORDS = 2000
+
+
+def chinese(page: str) -> str:
+    """Return the path of a page's Chinese twin."""
+    return page.removesuffix(".md") + ".zh-CN.md"
+
+
+def found_pages() -> list[str]:
+    """Return every page below docs, in both languages."""
+    return sorted(page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md"))
+
+
+ENGLISH = (README, *(page for page in found_pages() if not page.endswith(".zh-CN.md") and page not in ENGLISH_ONLY))
+CHINESE = tuple(map(chinese, ENGLISH))
+EVERY = (*ENGLISH, *CHINESE, *ENGLISH_ONLY)
 
 EVERY_PAGE = pytest.mark.parametrize("page", EVERY)
 EVERY_PAIR = pytest.mark.parametrize(("english", "chinese"), list(zip(ENGLISH, CHINESE, strict=True)), ids=ENGLISH)
@@ -77,28 +86,36 @@ def generated(pages: tuple[str, ...], marker: str) -> str:
 # --- the pages --------------------------------------------------------------------------------------------------------
 
 
-def test_there_are_no_other_pages() -> None:
-    assert {page.relative_to(ROOT).as_posix() for page in (ROOT / "docs").rglob("*.md")} == {
-        page for page in EVERY if page.startswith("docs/")
-    }
+def test_every_page_is_there_in_both_languages() -> None:
+    assert set(found_pages()) == {page for page in EVERY if page.startswith("docs/")}
 
 
 @EVERY_PAIR
 def test_a_page_opens_with_its_title_its_twin_and_the_way_back(english: str, chinese: str) -> None:
-    for page, twin, readme in [(english, chinese, README), (chinese, english, README_ZH)]:
+    for page, twin, index in [(english, chinese, INDEX), (chinese, english, INDEX.replace(".md", ".zh-CN.md"))]:
         title, blank, links = (ROOT / page).read_text(encoding="utf-8").splitlines()[:3]
         assert title.startswith("# ") and blank == ""
-        assert [target for target, _ in targets_of(page, links)] == [twin, *([] if page == readme else [readme])]
+        back = [] if page.startswith(("README", "docs/index")) else [index]
+        assert [target for target, _ in targets_of(page, links)] == [twin, *back]
 
 
 @BOTH_LANGUAGES
-def test_the_readme_leads_to_every_page(pages: tuple[str, ...]) -> None:
-    readme, *chapters = pages
-    assert {*chapters, ENGLISH_ONLY} - {target for target, _ in targets_of(readme, prose_of(readme))} == set()
+def test_the_readme_leads_to_the_index_and_that_to_every_page(pages: tuple[str, ...]) -> None:
+    readme, *others = pages
+    (index,) = [page for page in others if page.startswith("docs/index")]
+    assert index in {target for target, _ in targets_of(readme, prose_of(readme))}
+    assert {*others, *ENGLISH_ONLY} - {index} - {target for target, _ in targets_of(index, prose_of(index))} == set()
+
+
+@pytest.mark.parametrize("page", [*ENGLISH, *ENGLISH_ONLY])
+def test_no_page_is_too_long_to_read(page: str) -> None:
+    """Generated parts and code are not counted."""
+    written = re.sub(r"<!-- [\w-]+:begin.*?:end -->", "", prose_of(page), flags=re.DOTALL)
+    assert len(written.split()) <= MOST_WORDS
 
 
 def test_every_test_that_holds_a_promise_exists() -> None:
-    named = set(re.findall(r"`(test_\w+)`", text_of("docs/security.md")))
+    named = set(re.findall(r"`(test_\w+)`", text_of(*ENGLISH)))
     there = {
         name
         for file in (ROOT / "tests").rglob("test_*.py")
@@ -151,7 +168,7 @@ def test_every_loop_ends_where_trying_again_does_not_help(page: str) -> None:
         assert tuple(map(int, codes.split("|"))) == codes_to_give_up_at()
 
 
-@pytest.mark.parametrize("page", ["docs/dependencies.md", "docs/dependencies.zh-CN.md"])
+@pytest.mark.parametrize("page", ["docs/contributors/dependencies.md", "docs/contributors/dependencies.zh-CN.md"])
 def test_every_dependency_is_named_with_a_reason(page: str) -> None:
     parser = configparser.ConfigParser()
     parser.read(ROOT / "setup.cfg", encoding="utf-8")
@@ -163,7 +180,7 @@ def test_every_dependency_is_named_with_a_reason(page: str) -> None:
     assert required - {package for cell in first_cells for package in INLINE.findall(cell)} == set()
 
 
-@pytest.mark.parametrize("page", ["docs/porting.md", "docs/porting.zh-CN.md"])
+@pytest.mark.parametrize("page", [page for page in EVERY if "```diff" in text_of(page)])
 def test_the_lines_of_a_port_are_counted_right(page: str) -> None:
     said = re.findall(r"^\| (\d+) \| (\d+) \|\n\n```diff\n(.*?)^```$", text_of(page), re.MULTILINE | re.DOTALL)
     assert len(said) == len(blocks_of(page, language="diff")) > 0
@@ -316,15 +333,39 @@ def test_both_drawings_show_the_same() -> None:
     def marks(file: str) -> list[tuple[str, str | None]]:
         return [(element.tag, element.get("d")) for element in ElementTree.parse(ROOT / "docs" / file).iter()]
 
-    assert "](recovery.svg)" in text_of("docs/tour.md")
-    assert "](recovery.zh-CN.svg)" in text_of("docs/tour.zh-CN.md")
+    page = "docs/explanation/how-recovery-works.md"
+    assert "](../recovery.svg)" in text_of(page)
+    assert "](../recovery.zh-CN.svg)" in text_of(chinese(page))
     assert marks("recovery.svg") == marks("recovery.zh-CN.svg")
 
 
-@BOTH_LANGUAGES
-def test_every_public_name_is_explained(pages: tuple[str, ...]) -> None:
-    code = code_of(*pages)
-    assert [public for public in samebits.__all__ if not re.search(rf"\b{public}\b", code)] == []
+def shown_default(parameter: inspect.Parameter) -> inspect.Parameter:
+    """Return the parameter as the API page shows it: without its type, and "…" for a default that is no literal."""
+    kinds = (bool, int, float, str, tuple, type(None))
+    is_literal = parameter.default is parameter.empty or isinstance(parameter.default, kinds)
+    return parameter.replace(annotation=parameter.empty, default=parameter.default if is_literal else ...)
+
+
+def signature_of(name: str) -> str:
+    """Return the call of a public name as the API page shows it."""
+    value: object = samebits
+    for part in name.split(".")[1:]:
+        value = getattr(value, part)
+    assert callable(value), name
+    signature = inspect.signature(value)
+    parameters = [shown_default(one) for one in signature.parameters.values() if one.name != "self"]
+    return name + str(inspect.Signature(parameters)).replace("Ellipsis", "…")
+
+
+@pytest.mark.parametrize("page", ["docs/reference/python-api.md", "docs/reference/python-api.zh-CN.md"])
+def test_the_api_page_has_every_public_name_with_its_signature(page: str) -> None:
+    shown = [re.sub(r"\s+", " ", block).strip() for block in blocks_of(page, language="text")]
+    assert shown == [signature_of(call.partition("(")[0]) for call in shown]
+    modules = {"samebits.elastic": samebits.elastic.__all__, "samebits.kv": samebits.kv.__all__}
+    public = {f"samebits.{name}" for name in samebits.__all__}
+    public |= {f"{module}.{name}" for module, names in modules.items() for name in names}
+    code = code_of(page)
+    assert [name for name in sorted(public) if not re.search(rf"\b{name.rpartition('.')[2]}\b", code)] == []
 
 
 @BOTH_LANGUAGES
@@ -349,7 +390,7 @@ def test_nothing_of_the_machine_it_was_written_on(page: str) -> None:
 def recipe_job(folder: Path, warm: WarmStarter, *, spares: int = 0) -> Iterator[Job]:
     """The recipe as two workers and a scheduler, not yet started; nothing of it is left afterwards."""
     folder.mkdir()
-    (recipe,) = blocks_of(*ENGLISH, language="python")
+    (recipe,) = blocks_of(TUTORIAL, language="python")
     (folder / "train.py").write_text(recipe, encoding="utf-8")
     settings = {"REGISTER_COOLDOWN": "0", "SPARE_NUM": str(spares)}
     job = Job(folder, warm, script=folder / "train.py", workers=2, settings=settings)
@@ -366,6 +407,26 @@ def result_of(job: Job, *ranks: int, but: tuple[int, ...] = ()) -> str:
     lasts = {job.lines(rank)[-1] for rank in ranks}
     assert len(lasts) == 1, job.tails()
     return lasts.pop()
+
+
+@pytest.mark.system
+def test_the_readmes_script_trains_to_its_end(tmp_path: Path) -> None:
+    """Run it as a job of one process; the job of several is the tutorial's, whose script says its weights."""
+    (script,) = blocks_of(README, language="python")
+    assert script == blocks_of(chinese(README), language="python")[0] and script.count("3000") == 2
+    (tmp_path / "train.py").write_text(script.replace("3000", "30"), encoding="utf-8")
+    for words, said in [(["train.py"], ""), (["-m", "samebits", "status"], "finished · step 30 ")]:
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=tmp_path,
+            env=environment_of_tests(),
+            capture_output=True,
+            text=True,
+            timeout=240,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert said in done.stdout
 
 
 def undisturbed_recipe(folder: Path, warm: WarmStarter) -> str:

@@ -1,4 +1,4 @@
-"""The table of every environment variable, and the words and rows docs/operating.md shows of it.
+"""The table of every environment variable, and the words and rows docs/reference/variables.md shows of it.
 
 Here live the entries, the kinds that turn a text into a value, and which capabilities are built. Never here: an
 environment; ``samebits.config`` reads that, and nobody else imports this module. The one idea: a variable is one entry
@@ -424,7 +424,7 @@ class Variable:
     """One environment variable.
 
     ``default`` is read like a value; the name of an earlier variable stands for that variable's value, None for "no
-    value". ``shown_default`` is what docs/operating.md says instead, in both languages.
+    value". ``shown_default`` is what docs/reference/variables.md says instead, in both languages.
     """
 
     name: str
@@ -700,8 +700,8 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "RECOVER_STRATEGY", "recover_strategy", _STRATEGY, "process,pod", _SUPERVISION,
-        "Under `samebits keep`: at which levels a process that died is tried again, lowest first (docs/clusters.md).",
-        "在 `samebits keep` 之下：死亡的进程在哪些级别上重试，从最低级开始（docs/clusters.zh-CN.md）。",
+        "Under `samebits keep`: levels at which a dead process is retried, lowest first (docs/how-to/kubernetes.md).",
+        "在 `samebits keep` 之下：死亡的进程在哪些级别上重试，从最低级开始（docs/how-to/kubernetes.zh-CN.md）。",
     ),
     Variable(
         "RECOVER_ATTEMPTS", "recover_attempts", _whole(1, MOST_RESETS), "3", _SUPERVISION,
@@ -771,8 +771,8 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "DASHBOARD_PORT", "dashboard_port", _PORT, None, _JOB,
-        "Port, on loopback, of the page that `samebits run` starts beside the job (docs/seeing.md).",
-        "`samebits run` 在作业旁启动的页面所用的本机回环端口（docs/seeing.zh-CN.md）。",
+        "Port, on loopback, of the page that `samebits run` starts beside the job (docs/how-to/monitor.md).",
+        "`samebits run` 在作业旁启动的页面所用的本机回环端口（docs/how-to/monitor.zh-CN.md）。",
         example="8265", shown_default=("no page", "没有页面"),
     ),
     Variable(
@@ -821,7 +821,7 @@ VARIABLES: tuple[Variable, ...] = (
 
 
 def environment_table() -> str:
-    """The table of variables in docs/operating.md: markdown, one row per entry, no trailing newline."""
+    """The table of variables in docs/reference/variables.md: markdown, one row per entry, no trailing newline."""
     rows = [f"| `{name}` | {default} | {value} | {meaning} |" for name, default, value, meaning in environment_rows()]
     return "\n".join(("| name | default | value | meaning |", "|---|---|---|---|", *rows))
 
@@ -837,7 +837,7 @@ def environment_rows() -> list[tuple[str, str, str, str]]:
 
 
 def environment_table_zh() -> str:
-    """The same table for docs/operating.zh-CN.md."""
+    """The same table for docs/reference/variables.zh-CN.md."""
     rows = ["| 名称 | 默认值 | 取值 | 含义 |", "|---|---|---|---|"]
     for variable in VARIABLES:
         default = variable.shown_default[1] or variable.default or "–"

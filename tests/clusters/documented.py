@@ -1,7 +1,6 @@
-"""The commands of docs/clusters.md, as the tests run them: what a page says and what is shown are one text.
+"""Read the commands of docs/how-to/slurm.md and kubernetes.md, so that the tests run what the pages show.
 
-A line keeps its words; only what stands for the user's own is put in its place: the script, how many workers a host
-has, where SameBits lies. Never here: a promise.
+A line keeps its words. Only placeholders are replaced: the script, the number of workers per host, the checkout's path.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 
 from tests.system.processes import REPOSITORY
 
-PAGE = REPOSITORY / "docs" / "clusters.md"
+GUIDES = REPOSITORY / "docs" / "how-to"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +27,11 @@ class Line:
         return next(word.partition("=")[2] for word in self.words if word.startswith(f"--{name}="))
 
 
-def lines_in(chapter: str) -> list[str]:
-    """Every command of the page's chapter of that name, in order."""
-    found = re.search(rf"^## {re.escape(chapter)}$(.*?)(?=^## |\Z)", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert found is not None, f"{PAGE.name} has no chapter {chapter}"
-    blocks = re.findall(r"^```\n(.*?)^```$", found[1], re.MULTILINE | re.DOTALL)
+def lines_in(guide: str) -> list[str]:
+    """Return every command of this how-to guide, in order."""
+    page = (GUIDES / f"{guide}.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    assert blocks, f"{guide}.md shows no command"
     return [line for block in blocks for line in block.splitlines()]
 
 

@@ -241,7 +241,7 @@ def test_the_levels_are_said_as_ascend_spells_them(folder: str) -> None:
 
 @needs_kustomize
 def test_the_commands_of_the_page_name_what_is_there() -> None:
-    lines = lines_in("Kubernetes")
+    lines = lines_in("kubernetes")
     (folder,) = [found[1] for one in lines if (found := re.fullmatch(r"kubectl apply -k deploy/kubernetes/(\w+)", one))]
     assert folder in OVERLAYS
     pods = {f"{one['metadata']['name']}-0" for one in rendered(folder) if one["kind"] == "StatefulSet"}

@@ -45,7 +45,7 @@ def cluster(tmp_path: Path, new_switch: Callable[..., Switch]) -> Iterator[Slurm
 
 def documented_line(mark: str) -> Line:
     """A line of the page for hosts of one worker each."""
-    (text,) = [one for one in lines_in("Slurm") if re.search(mark, one)]
+    (text,) = [one for one in lines_in("slurm") if re.search(mark, one)]
     instead = {"train.py": str(PROBE)}
     instead |= {"SPARE_NUM=8": "SPARE_NUM=1"} if "SPARE_NUM" in text else {}
     if "--wrap" in text:
@@ -254,6 +254,6 @@ def test_samebits_run_inside_srun_knows_its_hosts_by_itself(
 
 def test_every_line_of_the_page_is_run_here() -> None:
     marks = (PLAIN, SPARE_HOST, ROOM_FOR_SPARES, ARRAY, SINGLETON, WRAP)
-    assert len(lines_in("Slurm")) == len(marks)
+    assert len(lines_in("slurm")) == len(marks)
     for mark in marks:
         assert documented_line(mark).words[0] == "sbatch"

@@ -204,7 +204,8 @@ def test_a_model_checkpoint_takes_its_numbers_from_a_config(tmp_path: Path) -> N
 needs_documents = pytest.mark.skipif(
     not FOLDER_IS_THERE, reason="the folder shared/documents is not beside this checkout: its snippets are not run"
 )
-PORTING = (REPOSITORY / "docs" / "porting.md", REPOSITORY / "docs" / "porting.zh-CN.md")
+REFERENCE = REPOSITORY / "docs" / "reference"
+NAMES = (REFERENCE / "names-from-other-guides.md", REFERENCE / "names-from-other-guides.zh-CN.md")
 
 
 def text_of(number: int) -> str:
@@ -266,8 +267,8 @@ def test_horovods_command_lines_are_taken() -> None:
 
 
 @needs_documents
-@pytest.mark.parametrize("page", PORTING, ids=lambda page: page.name)
-def test_every_printed_name_has_a_row_in_the_appendix(page: Path) -> None:
+@pytest.mark.parametrize("page", NAMES, ids=lambda page: page.name)
+def test_every_printed_name_has_a_row(page: Path) -> None:
     everything = "\n".join(map(text_of, range(5)))
     printed = {
         *re.findall(r"export ([A-Z]\w+)=", everything),
@@ -278,7 +279,7 @@ def test_every_printed_name_has_a_row_in_the_appendix(page: Path) -> None:
         *("torch_npu_run", "hccl.json", "HPA", "YARN", "Mesos", "HOROVOD_ELASTIC_TIMEOUT", "Keras"),
     }
     row = {"HPA": "HorizontalPodAutoscaler", "hvd.elastic": "hvd.elastic.run"}
-    not_ours = {"__init__", "hvd.local_rank", "hvd.size"}  # in training.md's table
+    not_ours = {"__init__", "hvd.local_rank", "hvd.size"}  # in the table of migrate-horovod.md
     told = page.read_text()
     assert len(printed) >= 50
     assert sorted(one for one in printed - not_ours if row.get(one, one) not in told) == []

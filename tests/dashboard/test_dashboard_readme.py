@@ -1,6 +1,6 @@
-"""README's lines for watching a job survive a kill, and the page in a real browser: as they stand, but for the port.
+"""Run the lines of docs/how-to/monitor.md that show a job surviving a kill, with the page in a real browser.
 
-They are typed in another folder than the checkout's, whose scripts and environment they call.
+Only the port is another. They are typed in another folder than the checkout's, whose scripts and environment they call.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ pytestmark = [
 ]
 
 
-def lines_of(readme: str) -> list[str]:
+def lines_of(page: str) -> list[str]:
     """The commands of the block that starts the page."""
-    (block,) = [one for one in re.findall(r"```\n(.*?)```", readme, re.DOTALL) if PAGE in one]
+    (block,) = [one for one in re.findall(r"```\n(.*?)```", page, re.DOTALL) if PAGE in one]
     return [line.partition("  #")[0].strip() for line in block.splitlines()]
 
 
@@ -49,14 +49,15 @@ def checkout(tmp_path: Path) -> Iterator[ShellJob]:
     assert left == []
 
 
-def test_readmes_lines_show_a_job_that_survives_a_kill_in_the_page(
+def test_the_guides_lines_show_a_job_that_survives_a_kill_in_the_page(
     checkout: ShellJob, browse: Callable[..., Browser]
 ) -> None:
     from playwright.sync_api import expect
 
-    run, kill, recover = lines_of((ROOT / "README.md").read_text())
-    assert lines_of((ROOT / "README.zh-CN.md").read_text()) == [run, kill, recover]
-    assert "http://127.0.0.1:8265/" in (ROOT / "README.md").read_text()
+    guide = ROOT / "docs" / "how-to"
+    run, kill, recover = lines_of((guide / "monitor.md").read_text())
+    assert lines_of((guide / "monitor.zh-CN.md").read_text()) == [run, kill, recover]
+    assert "http://127.0.0.1:8265/" in (guide / "monitor.md").read_text()
     port, bash = free_port(), shutil.which("bash") or "bash"
     more = {"SCHED_PORT": str(checkout.port)}
     run, recover = (line.replace(" scripts/", f" {ROOT}/scripts/") for line in (run, recover))

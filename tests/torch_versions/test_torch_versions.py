@@ -60,9 +60,9 @@ def test_the_versions_are_in_order_and_their_oldest_is_what_the_package_asks_for
     assert f"torch>={numbers[0][0]}.{numbers[0][1]}" in parser["options"]["install_requires"].split("\n")
 
 
-@pytest.mark.parametrize("page", ["README.md", "README.zh-CN.md"])
-def test_the_readme_has_a_row_of_each_version_that_was_tried_and_of_no_other(page: str) -> None:
-    lines = (REPOSITORY / page).read_text(encoding="utf-8").splitlines()
+@pytest.mark.parametrize("page", ["support-matrix.md", "support-matrix.zh-CN.md"])
+def test_the_support_matrix_has_a_row_of_each_version_that_was_tried_and_of_no_other(page: str) -> None:
+    lines = (REPOSITORY / "docs" / "reference" / page).read_text(encoding="utf-8").splitlines()
     rows = [found[1] for line in lines if (found := re.match(r"\| (\d+\.\d+\.\d+)(?:\+\w+)? \|", line))]
     assert rows == list(TRIED)
 
