@@ -1,8 +1,7 @@
-"""Exit codes, a contract: what a process of ours ends with, and whether trying again can help.
+"""Exit codes of every process, and whether the same command, repeated, can help.
 
-One table, which docs/exit-codes.md and ``samebits explain exit-codes`` print; a code never changes its meaning without
-a new major version. The one idea: whoever starts processes (a loop in a shell, Slurm, Kubernetes) needs one bit of a
-code: whether the same command may go better the next time.
+docs/reference/exit-codes.md and ``samebits explain exit-codes`` print this table. A code keeps its meaning until a new
+major version, because restart loops, Slurm and Kubernetes decide by it.
 """
 
 from __future__ import annotations
@@ -127,7 +126,7 @@ EXIT_CODES: tuple[ExitCode, ...] = (
 
 
 def exit_code_table() -> str:
-    """The table of docs/exit-codes.md: markdown, a row per entry, no trailing newline."""
+    """The table of docs/reference/exit-codes.md: markdown, a row per entry, no trailing newline."""
     rows = ["| code | name | again? | meaning |", "|---|---|---|---|"]
     return "\n".join(
         [*rows, *(f"| {one.code} | `{one.name}` | {one.again.value} | {one.meaning} |" for one in EXIT_CODES)]
@@ -135,7 +134,7 @@ def exit_code_table() -> str:
 
 
 def exit_code_table_zh() -> str:
-    """The same table for docs/exit-codes.zh-CN.md."""
+    """The same table for docs/reference/exit-codes.zh-CN.md."""
     rows = ["| 退出码 | 名称 | 重试有用？ | 含义 |", "|---|---|---|---|"]
     words = {YES: "是", NO: "否", DONE: "–"}
     return "\n".join(

@@ -50,7 +50,7 @@ M = TypeVar("M")
 
 
 def policy(world_size: int = 2, **changes: float | bool | str | bytes | Pairs) -> Policy:
-    """The defaults of docs/operating.md."""
+    """The defaults of docs/reference/variables.md."""
     return Policy(world_size, JOB_NAME, SETTINGS, **changes)  # type: ignore[arg-type]
 
 

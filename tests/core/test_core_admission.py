@@ -1,4 +1,4 @@
-"""Unknown nodes: rules 1 and 2 of docs/architecture.md, every refusal with its sentence and its seconds."""
+"""Admission of unknown nodes: rules 1 and 2 of docs/contributors/architecture.md, with every refusal's message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known nodes and strangers: rules 3 to 8 of docs/architecture.md, every refusal with its sentence and seconds."""
+"""Admission of known nodes: rules 3 to 8 of docs/contributors/architecture.md, with every refusal's message."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which point a generation starts from (docs/architecture.md): the greatest on the kept line, and who sends it."""
+"""The choice of a restore point (docs/contributors/architecture.md) and of the members that send it."""
 
 from __future__ import annotations
 

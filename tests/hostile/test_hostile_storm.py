@@ -19,4 +19,6 @@ def test_a_job_in_a_storm_of_strangers_ends_with_the_undisturbed_bits(
         assert all(came[kind] > 0 for kind in came)
         assert len(came) == 8
     assert min(result.speed, result.floor, result.ratio) > 0
-    assert result.ports == 2 * 3 + 1, "docs/security.md: of each worker gloo's and its copies', and rank 0's later keys"
+    assert result.ports == 2 * 3 + 1, (
+        "per worker gloo's and its copies', and rank 0's later keys (docs/reference/ports-and-files.md)"
+    )

@@ -1,4 +1,4 @@
-"""A deterministic world for the two cores: one seed is one run, reproducible to the event (docs/architecture.md).
+"""A deterministic world for the two cores: one seed is one run, reproducible to the event.
 
 Real: ``SchedulerCore``, ``AgentCore``, their messages and records, and the journal. Simulated, a file each: time
 (``world``), the connections (``network``), the file system below the journal (``disk``), the folder with its lock

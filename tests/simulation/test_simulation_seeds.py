@@ -1,4 +1,4 @@
-"""Two thousand schedules a run, twenty thousand in a thorough one: docs/architecture.md's invariants hold in each.
+"""Two thousand schedules a run, twenty thousand in a thorough one: docs/contributors/invariants.md holds in each.
 
 Other ones every day. How many is an option of the environment, ``SIMULATION_SEEDS``: a campaign's worth here is
 ``python -m tests.simulation``.

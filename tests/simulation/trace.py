@@ -11,7 +11,7 @@ TAIL = 60
 
 
 class Violation(AssertionError):
-    """An invariant of docs/architecture.md does not hold; ``name`` is its name there."""
+    """An invariant of docs/contributors/invariants.md does not hold; ``name`` is its name there."""
 
     def __init__(self, name: str, text: str) -> None:
         super().__init__(f"{name}: {text}")

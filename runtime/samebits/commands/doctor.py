@@ -306,7 +306,8 @@ def reach(settings: Settings) -> Finding:
         else "the scheduler takes anybody (no CLUSTER_SECRET)"
     )
     return Finding(
-        name, f"{who}, at {', '.join(addresses)}: {scheduler}; gloo's ports know no secret (docs/security.md)"
+        name,
+        f"{who}, at {', '.join(addresses)}: {scheduler}; gloo's ports are never protected (docs/how-to/secure-a-job.md)",
     )
 
 

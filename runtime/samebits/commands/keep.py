@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _stay(status: int, signals: Signals) -> int:
     """Return when this process is asked to end."""
-    _say(f"ended with status {status}; it is not started again. Fix: read the log above, then docs/exit-codes.md")
+    _say(f"ended with status {status}, not restarted. Fix: read the log above, then docs/reference/exit-codes.md")
     while all(name == signal.SIGCHLD.name for name in signals.take()):
         select.select([signals.fileno()], [], [])
     return 0

@@ -1,4 +1,4 @@
-"""Who gets a seat: rules 1 to 8 and 1b of docs/architecture.md, one method each where a rule needs one.
+"""Admission to seats: rules 1 to 8 and 1b of docs/contributors/architecture.md.
 
 Every answer is a message to the session that asked. A refusal changes nothing but the list of those who wait, so it
 cannot extend a wait; an admission is a SeatGranted record first.

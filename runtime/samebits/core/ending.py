@@ -1,4 +1,4 @@
-"""How a job ends: finished, stopped, given up; and how long each is waited for (docs/architecture.md).
+"""The ways in which a job ends (finished, stopped, given up), and their time limits.
 
 The scheduler decides when to ask; this module says what an end means for every process, and judges the two cases that
 need patience: no worker came to fill the job, and no worker is left. An end is journaled first, then sent to all, and

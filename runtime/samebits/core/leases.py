@@ -1,4 +1,4 @@
-"""Leases and cool-downs (docs/architecture.md): who is believed alive, and how long a known node must wait.
+"""Leases and cool-downs of nodes (docs/contributors/architecture.md).
 
 One idea: a lease is renewed by every accepted message and ends by silence or by a closed connection; the cool-down runs
 from the last accepted message or observed close, whether or not the lease has ended. Deadlines sit in a lazy heap: one

@@ -1,4 +1,4 @@
-"""A journal that is gone, made anew from the workers that live (docs/architecture.md).
+"""Rebuild a lost journal from the workers that are alive (docs/explanation/how-recovery-works.md).
 
 Here is decided whose reports may become a job again. Never here: what happens once they have. The one idea: whoever was
 a member of the last generation knows its place there, and a majority of one generation cannot be told the same places

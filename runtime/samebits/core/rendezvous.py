@@ -1,4 +1,4 @@
-"""Rounds and generations (docs/architecture.md): when the members meet, and what they are told when all are in.
+"""Rounds and generations: how members meet and start together (docs/contributors/architecture.md).
 
 One round is open at a time and takes in every loss that happens meanwhile. It closes when everybody the world awaits
 has joined; then the generation is written, and only then is anybody told its place. The address map of a generation is

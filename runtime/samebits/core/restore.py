@@ -1,4 +1,4 @@
-"""Which restore point a generation starts from, and where each member gets it (docs/architecture.md).
+"""Choose a generation's restore point and its sources (docs/contributors/architecture.md).
 
 Replicated state needs one holder, so the point is the greatest anybody holds, never an older one because one member
 holds none. What a member keeps for another rank, as its buddy, counts as held: it is a whole point, and brings that

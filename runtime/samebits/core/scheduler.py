@@ -1,4 +1,4 @@
-"""The scheduler's decisions: ``step(event, now) -> Ready`` (docs/architecture.md).
+"""The scheduler's decisions: ``step(event, now) -> Ready`` (docs/contributors/architecture.md).
 
 The shell hands in what happened and carries out what comes back: records to disk, then sends, then notes. This file
 holds what no single part can decide alone: when a round must open and when training is finished.

@@ -1,4 +1,4 @@
-"""How large the world is, who is expected in it, and who takes a lost node's slot (docs/architecture.md).
+"""The world's size, its expected members, and the successors of lost slots.
 
 Slots live here: which are free, which a spare takes, which the world goes on without, and each member's place among
 them. Never here: when a round opens or closes, and whether a node is alive. The one idea: a slot is expected from the

@@ -1,4 +1,4 @@
-"""Watchers of the invariants of docs/architecture.md, one small file for each; none takes part in what it watches.
+"""Checkers of docs/contributors/invariants.md, one file for each; none takes part in what it checks.
 
 Each keeps its own books from what it sees (``Witness`` and ``Line`` hold those that several need), in true time or, for
 what the scheduler measures, by the clock of its machine, and raises :class:`Violation` with the invariant's name. It

@@ -16,7 +16,7 @@ EPSILON_S = 1e-3
 class Checker:
     """Subclasses take their places to watch from in ``watch`` and empty their books in ``begin_job``."""
 
-    name: ClassVar[str]  # of the invariant, in docs/architecture.md
+    name: ClassVar[str]  # of the invariant, in docs/contributors/invariants.md
 
     def __init__(self, world: World) -> None:
         self.world = world

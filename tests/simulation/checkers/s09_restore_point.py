@@ -1,4 +1,4 @@
-"""S9: a generation starts from the greatest point that docs/architecture.md allows, from sources that hold it.
+"""S9: a generation starts from the greatest point allowed, from sources that hold it.
 
 Where a point was committed and none is left, no generation starts.
 

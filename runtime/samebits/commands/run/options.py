@@ -106,7 +106,7 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         "--check",
         action="store_true",
         help="train nothing: run the script in folders of its own, take some of its steps twice, the second time as "
-        "after a loss, and compare; exits with 0 if they are equal (docs/training.md)",
+        "after a loss, and compare; exits with 0 if they are equal (docs/explanation/same-bits.md)",
     )
     where = parser.add_argument_group("how many, and where")
     where.add_argument(
@@ -142,7 +142,7 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         default=pet("MASTER_PORT"),
         help="its port (SCHED_PORT)",
     )
-    found = parser.add_argument_group("hosts that come and go (docs/worlds.md)")
+    found = parser.add_argument_group("hosts that come and go (docs/how-to/elastic-and-autoscale.md)")
     found.add_argument(
         *("--host-discovery-script", "--host_discovery_script"),
         metavar="COMMAND",
@@ -172,7 +172,9 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
         default=pet("RDZV_ID"),
         help="the name by which workers know their job (JOB_NAME)",
     )
-    horovods = parser.add_argument_group("horovodrun's words, before `python train.py` as well (docs/porting.md)")
+    horovods = parser.add_argument_group(
+        "horovodrun's options, also before `python train.py` (docs/how-to/migrate-horovod.md)"
+    )
     horovods.add_argument(
         *("-np", "--num-proc"), dest="processes", type=_count, metavar="N", help="workers of the job, on all hosts"
     )
