@@ -307,7 +307,7 @@ def reach(settings: Settings) -> Finding:
     )
     return Finding(
         name,
-        f"{who}, at {', '.join(addresses)}: {scheduler}; gloo's ports are never protected (docs/how-to/secure-a-job.md)",
+        f"{who}, at {', '.join(addresses)}: {scheduler}; gloo's ports are open (docs/how-to/secure-a-job.md)",
     )
 
 
