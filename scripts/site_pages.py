@@ -22,7 +22,7 @@ CHINESE = ".zh-CN"
 _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\]|!\[[^\]]*\]\([^)]*\))*)\]\(([^)\s#]+)(#[^)\s]*)?\)")
 _HEADER = re.compile(r"\A(# [^\n]+\n\n)\[[^\n]+\n\n")
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_COMMAND = re.compile(r"[A-Z_]+=|(?:samebits|bash|python3?|kill|export|sbatch|podman|until|torchfrtrace)\b|\.venv/")
+_COMMAND = re.compile(r"[A-Z_]+=|(?:samebits|bash|python3?|kill|export|sbatch|podman|until|torchfrtrace) |\.venv/")
 
 
 def on_files(files: Files, config: Any) -> Files:
