@@ -1,6 +1,6 @@
 """Ranks that do not hold the same state end the job, with a sentence and a status of its own; what may differ does not.
 
-Each script is the README's recipe with one mistake, run as real processes.
+Each script is the tutorial's with one mistake, run as real processes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The README's recipe, made wrong on purpose in one of several ways; what a user may write by mistake.
+"""The tutorial's script, made wrong on purpose in one of several ways; what a user may write by mistake.
 
 ``--wrong``: ``no-ddp``, ``sampler``, ``outside``, ``set-epoch``; or one that is right, and differs where it may:
 ``batch-norm``; or ``nothing``.

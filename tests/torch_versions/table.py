@@ -1,4 +1,4 @@
-"""The table of versions, as the README has it: one row per version.
+"""The table of versions for docs/reference/support-matrix.md: one row per version.
 
 Here lives nothing but how a result is written down.
 """

@@ -1,6 +1,6 @@
 """``samebits.Model``: MindSpore's training loop over a PyTorch network, loss and optimizer.
 
-Anything that it has no argument for is written as README's recipe instead, which is the same loop.
+For anything else, write the loop of docs/tutorials/recoverable-script.md, which is the same.
 """
 
 from __future__ import annotations

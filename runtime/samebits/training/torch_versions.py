@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 TRIED = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
-"""The versions of torch that were seen to work, in order; README.md says what each showed."""
+"""The versions of torch that were tested, in order; docs/reference/support-matrix.md has the results."""
 
 
 def not_tried(version: str) -> str:

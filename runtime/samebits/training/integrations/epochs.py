@@ -1,4 +1,4 @@
-"""The loop of ``samebits.Model.train``: README's recipe over a network, a loss, an optimizer and a loader."""
+"""The loop of ``samebits.Model.train``: the tutorial's loop over a network, a loss, an optimizer and a loader."""
 
 from __future__ import annotations
 
