@@ -11,6 +11,8 @@ import contextlib
 import importlib.util
 import inspect
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from xml.etree import ElementTree
