@@ -79,7 +79,9 @@ def test_with_tell_it_is_only_said_and_the_stacks_of_all_ranks_are_to_be_had(
     told = called(job, "samebits", "stack")
     assert f"worker {HUNG} (rank {HUNG}, pid {job.worker(HUNG).identity.pid}) is in" in told
     assert told.count("hang_script.py") >= 2 and "breakable_group.py" in told
-    assert re.search(r"worker 0 .*; its last collective: all_reduce #\d+ \(float32, 10\), in flight", told)
+    assert re.search(
+        r"worker 0 .*; its last collective: all_reduce #\d+ \(float32, 10\) at hang_script.py:\d+, in flight", told
+    )
     assert re.search(rf"worker {HUNG} .*: \d+ collectives in fr/rank_{HUNG}, the last: .*, over", called(job, *FR))
     assert f"missing ranks: {{{HUNG}}}" in called(job, "torch.distributed.flight_recorder.fr_trace", "fr")
     job.kill(HUNG)
