@@ -139,5 +139,5 @@ def test_a_process_then_its_container_is_started_again_and_no_other(
     assert "worker 1: pod level, attempt 1 of 1" in history
     gate_of(pods.marks, MIDDLE).touch()
     for worker in WORKERS:
-        pods.wait_for(worker, "ended with status 0; it is not started again")
+        pods.wait_for(worker, "ended with status 0, not restarted")
     assert pods.sha256() == undisturbed(*TRAINED, workers=2)

@@ -151,7 +151,8 @@ class TermClaim:
                 self._note = note
                 os.fsync(descriptor)
             except OSError:  # a full disk: nothing was said in this term, and the next start needs no claim of its own
-                self._path.unlink(missing_ok=True)
+                with contextlib.suppress(OSError):
+                    self._path.unlink()
                 raise
             finally:
                 os.close(descriptor)
