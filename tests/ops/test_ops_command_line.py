@@ -344,6 +344,17 @@ def test_prepare_keeps_the_start(scheduler_role: Path, capsys: pytest.CaptureFix
     assert not (scheduler_role / "recovery").exists()  # the scheduler's to make
 
 
+def test_a_start_removes_the_pid_files_of_workers_that_are_gone(
+    scheduler_role: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_dir = scheduler_role / "device"
+    log_dir.mkdir(mode=0o700)
+    me = ProcessIdentity.current()
+    write_pid_file(log_dir / "worker_1.1.pid", replace(me, started_at=me.started_at - 1))  # its pid is another's by now
+    assert prepare_here(capsys) == (0, "")
+    assert not list(log_dir.glob("worker_*.pid"))
+
+
 def test_prepare_refuses_an_unfinished_job_with_its_newest_step(
     scheduler_role: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

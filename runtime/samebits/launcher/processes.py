@@ -7,6 +7,7 @@ compared, so it cannot reach another process.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from samebits.core.lines import number_of, root_of
+from samebits.errors import StoreError
 from samebits.printable import printable
 from samebits.store import durable
 from samebits.store.process_identity import ProcessIdentity, read_pid_file
@@ -151,6 +153,14 @@ def read_pid_files(log_dir: Path, names: Iterable[str]) -> dict[str, ProcessIden
     """
     found = {name: read_pid_file(log_dir / f"{name}.pid") for name in names}
     return {name: identity for name, identity in found.items() if identity is not None}
+
+
+def remove_dead_pid_files(log_dir: Path) -> None:
+    """Remove the pid files of workers that are gone, whose pids may belong to other programs by now."""
+    for path in log_dir.glob(f"{_WORKER_PREFIX}*.pid"):
+        with contextlib.suppress(StoreError):  # it is no pid file of ours
+            if (identity := read_pid_file(path)) is not None and not identity.is_alive():
+                path.unlink(missing_ok=True)
 
 
 def runs_in(identity: ProcessIdentity, folder: Path, log: Path) -> bool:

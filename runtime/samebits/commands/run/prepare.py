@@ -29,7 +29,14 @@ from samebits.errors import (
 from samebits.launcher import job_spec
 from samebits.launcher.job_spec import START_FILE, JobSpec, version_of
 from samebits.launcher.job_view import JobView, stored_view
-from samebits.launcher.processes import name_of, process_names, read_pid_files, runs_in, spoken
+from samebits.launcher.processes import (
+    name_of,
+    process_names,
+    read_pid_files,
+    remove_dead_pid_files,
+    runs_in,
+    spoken,
+)
 from samebits.launcher.scheduler_link import ANSWER_TIMEOUT_S, ask_once
 from samebits.launcher.spawning import OF_ONE_PROCESS, Listener, Way, listen_for, names_port
 from samebits.net.address import folder_of_holder
@@ -375,6 +382,7 @@ def prepare(ready: Ready, *, fresh: bool) -> None:
             found = replace(found, holder=str(holder or "a process that has not left its name"))
     try:
         _carry_out(plan_start(found, fresh=fresh))
+        remove_dead_pid_files(settings.log_dir)
         if unfound := job_spec.keep(settings.log_dir, start, has_pointer=settings.hidden_state != "check"):
             say(unfound)
         if settings.enable_recovery and start.has_scheduler:
