@@ -20,6 +20,7 @@ SCRIPT = """\
 import hashlib
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -31,7 +32,7 @@ rank_at_the_top = os.environ["RANK"]
 torch.manual_seed(1)
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-every = samebits.CheckpointConfig(save_checkpoint_steps=5)
+every = samebits.CheckpointConfig(save_checkpoint_steps={every})
 state = samebits.elastic.TorchState(model, optimizer, epoch=0, rng="per_step", seed=1, checkpoint=every)
 
 
@@ -43,13 +44,27 @@ def train(state):
         optimizer.step()
         state.commit()
     state.epoch += 1
-
+{tail}
 
 train(state)
 {after}
 if rank_at_the_top == "0":
     weights = b"".join(one.detach().numpy().tobytes() for one in model.parameters())
     Path("model.sha256").write_text(f"{{hashlib.sha256(weights).hexdigest()}} of epoch {{state.epoch}}")
+"""
+HALVES = """\
+    with torch.no_grad():
+        for one in model.parameters():
+            one.mul_(0.5)
+"""
+DIES_IN_TRAINING = f"""\
+{HALVES}
+    if rank_at_the_top == "1" and not Path("died").exists():
+        folder = Path("ckpt_of_rank")
+        while not [*folder.glob(".final/0/*/manifest.msgpack"), *folder.glob("0/{{first}}/manifest.msgpack")]:
+            time.sleep(0.05)  # until rank 0 has returned and saved its final state
+        Path("died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
 """
 DIES = """\
 if rank_at_the_top == "0" and not Path("died").exists():
@@ -68,10 +83,12 @@ def job(tmp_path: Path, warm: WarmStarter) -> Iterator[ShellJob]:
     assert not left, f"left behind: {left}\n{one.tails()}"
 
 
-def ends(job: ShellJob, after: str, settings: Mapping[str, str] = SETTINGS) -> tuple[int, str]:
-    """Run the script with these lines after training; its exit code and what was said."""
+def ends(
+    job: ShellJob, after: str, settings: Mapping[str, str] = SETTINGS, *, tail: str = "", every: int = 5
+) -> tuple[int, str]:
+    """Run the script with these lines after training, or at its end; its exit code and what was said."""
     script = job.folder / "train.py"
-    script.write_text(SCRIPT.format(after=after))
+    script.write_text(SCRIPT.format(after=after, tail=tail, every=every))
     job.settings = {**job.settings, **settings}
     shell = job.run(worker=script)
     return shell.end(), f"{shell.text}\n{job.tails()}"
@@ -91,6 +108,21 @@ def test_a_rank_that_is_killed_after_training_does_the_rest_of_its_script_when_i
     assert (tmp_path / "model.sha256").read_text() == undisturbed, text
 
 
+@pytest.mark.parametrize(("every", "first"), [(5, "none"), (1000, "step_0000000005*")], ids=["saved", "unsaved"])
+def test_what_a_function_changes_after_its_last_commit_is_done_once_though_a_rank_dies_there(
+    job: ShellJob, tmp_path: Path, every: int, first: str
+) -> None:
+    status, text = ends(job, "", tail=HALVES, every=every)
+    assert status == 0, text
+    undisturbed = (tmp_path / "model.sha256").read_text()
+    (tmp_path / "model.sha256").unlink()
+    tail = DIES_IN_TRAINING.format(first=first)
+    status, text = ends(job, "", {"MAX_RESTARTS": "3", "REGISTER_COOLDOWN": "60"}, tail=tail, every=every)
+    assert status == 0, text
+    assert (tmp_path / "died").exists()
+    assert (tmp_path / "model.sha256").read_text() == undisturbed, text
+
+
 @pytest.mark.parametrize(
     ("after", "expected", "told"),
     [
@@ -101,7 +133,7 @@ def test_a_rank_that_is_killed_after_training_does_the_rest_of_its_script_when_i
                 (
                     "if rank_at_the_top == '0':\n    open('/nonexistent/model')",
                     1,
-                    NOT_DONE + r"failed at train\.py:31: F",
+                    NOT_DONE + r"failed at train\.py:32: F",
                 ),
                 ("train(state)", 80, NOT_DONE + r"failed at .*: samebits\.elastic\.run was called a second time"),
                 (DIES, 77, NOT_DONE + "was killed by signal 9"),

@@ -272,15 +272,16 @@ class StatePoints:
         if refused_by is not None and not refused_by.may_pass:
             raise refused_by
 
-    def save_last(self, step: int, pause: Callable[[float], object]) -> None:
-        """As :meth:`save`, and it is on disk afterwards: while the disk refuses, the state waits in memory.
+    def save_last(self, step: int, pause: Callable[[float], object], *, is_commit: bool) -> None:
+        """Save the state that the training function left; while the disk refuses, the state waits in memory.
 
         Args:
             step: of the last commit.
             pause: waits so many seconds; raises what ends the wait.
+            is_commit: False if weights were changed since the last commit; the state is then saved beside the points.
         """
         pause_s = FIRST_PAUSE_S
-        while not self._save_now(step):
+        while not self._save_now(step, is_commit=is_commit):
             if pause_s == FIRST_PAUSE_S:
                 log.warn(
                     f"the last state, of step {step}, is not saved, and this rank keeps it in memory until it is: the "
@@ -291,10 +292,10 @@ class StatePoints:
             pause(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
-    def _save_now(self, step: int) -> bool:
+    def _save_now(self, step: int, *, is_commit: bool = True) -> bool:
         self.layouts = ddp.capture_all()
         point, wait_s = Point(step, self.present().generation), self._process.settings.topo_timeout_s
-        if not self.folder.has_on_disk(point):
+        if is_commit and not self.folder.has_on_disk(point):
             return self._save(point, durable=True, wait_s=wait_s)
         taken_apart = self._in_tensors(point)  # what followed the last commit, such as an epoch's end, belongs to it
         with _savable():

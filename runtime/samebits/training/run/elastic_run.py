@@ -521,10 +521,15 @@ class ElasticRun:
     # ---- the end
 
     def _finish(self, generation: GenerationStarted) -> None:
-        """Make the last commit durable and wait until that is so on every rank; until then this rank may be needed."""
+        """Make the final state durable and wait until that is so on every rank; until then this rank may be needed.
+
+        The final state is no commit: after a loss the function is called again from the last commit, and does again
+        what it did after that.
+        """
         state = self._state
         self._require_equal()
-        if state.uncommitted_steps:
+        has_uncommitted_steps, is_changed = bool(state.uncommitted_steps), not state.holds_commit
+        if has_uncommitted_steps:
             log.warn(
                 f"the training function returned {state.uncommitted_steps} steps after its last state.commit(): they "
                 "are committed now; call state.commit() after every step"
@@ -533,11 +538,12 @@ class ElasticRun:
         self._agent.step = step
         ddp.sync_buffers_all()
         point = Point(step, generation.generation)
-        state.remember(point)
+        if has_uncommitted_steps:
+            state.remember(point)
         if self._replay is not None:
             self._replay.committed(step)
             self._replay.finished()
-        self._points.save_last(step, self._wait_for_room)
+        self._points.save_last(step, self._wait_for_room, is_commit=has_uncommitted_steps or not is_changed)
         digests = self._points.digests.through(point, averages=bool(self._points.layouts))
         self._agent.complete(generation.generation, step, digests)
         self._points.discard_memory()

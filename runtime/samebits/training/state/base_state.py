@@ -182,6 +182,11 @@ class State(ABC):
         return self.completed_steps - self._committed_steps
 
     @property
+    def holds_commit(self) -> bool:
+        """Whether memory holds the last commit whole: no weight was changed since."""
+        return self._can_restore()
+
+    @property
     def has_own_parts(self) -> bool:
         """Whether a rank's own points hold something no other rank's hold."""
         return False
