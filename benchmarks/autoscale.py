@@ -1,6 +1,6 @@
 """What the size of a job costs and brings under loads of every shape: autoscaled, and beside it every fixed size.
 
-``python -m benchmarks.autoscale [--quick]``. Nothing runs: the policy itself (``core.autoscale``) is asked every ten
+``python -m benchmarks.autoscale [--quick]``. Nothing runs: the policy itself (``hosts.autoscale``) is asked every ten
 seconds of played time, and a queue is worked off by as many workers as it wants. A change of size stops all work for
 some seconds, as a regroup does. *Time* is when all work is done, *wait* is how long a piece of work waits on average,
 *core-hours* is what the workers cost, *turns* is how often the direction changes. The floor is what the work itself
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 from benchmarks.loads import LOOK_S, Load, all_loads
 from benchmarks.report import Report, rounded, table
-from samebits.core.autoscale import Autoscaler, Limits, Reading
+from samebits.hosts.autoscale import Autoscaler, Limits, Reading
 
 LEAST, MOST = 1, 8
 REGROUP_S = 5.0

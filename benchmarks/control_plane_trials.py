@@ -23,7 +23,7 @@ from benchmarks.control_plane_stage import BARE, GRACE_S, SCHEDULER, WITHIN_S, C
 from benchmarks.processes import Stage, free_port, wait_until_listening, worker_module
 from samebits.core import records
 from samebits.core.state import JobState
-from samebits.service.scheduler import seldom_collected
+from samebits.service.scheduling.loop import seldom_collected
 from samebits.store import journal_format
 from samebits.store.journal import Journal
 

@@ -38,8 +38,8 @@ from benchmarks.processes import Job, Stage, free_port, worker_module, worker_na
 from benchmarks.recovery_peers import TORCHFT, TORCHRUN, name_torchft, start_torchft, torchft_needs, torchrun_needs
 from benchmarks.report import MISSING, Progress, Report, rounded, table
 from benchmarks.workers.paced import INTERVAL
+from samebits.account.event_log import read_events
 from samebits.account.history import account
-from samebits.service.events import read_events
 
 CHECKPOINT_EVERY = "100"
 BEGIN_WITHIN_S = 240.0

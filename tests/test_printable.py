@@ -18,10 +18,11 @@ from hypothesis import strategies as st
 
 from samebits import strict_json
 from samebits.__main__ import main
+from samebits.account.event_log import events_in, line_of
+from samebits.account.events import Event, Kind
 from samebits.core import messages, records
-from samebits.core.cause_kinds import Observation
+from samebits.core.causes.kinds import Observation
 from samebits.core.ends import EndKind
-from samebits.core.events import Event, Kind
 from samebits.core.messages import Credential, Leave, Process, ProcessEnded, Register, Said
 from samebits.core.point import Point
 from samebits.core.reports import LastWords
@@ -29,9 +30,8 @@ from samebits.errors import SettingsError
 from samebits.launcher.progress import JsonScreen, Screen
 from samebits.printable import PrintableStream, printable, printable_lines
 from samebits.service import log
-from samebits.service.events import events_in, line_of
+from samebits.service.scheduling.unknown_peers import implausible
 from samebits.service.status import decision, process_ended, stop_request
-from samebits.service.unknown_peers import implausible
 from samebits.store import durable
 from samebits.store.checkpoint import PointHeader, write_point
 from samebits.store.journal import Journal

@@ -29,8 +29,6 @@ LONG_FUNCTIONS = {
     "service/agent.py:_notice": "one `match`: every notice of the agent",
 }
 """Longer functions, each with the reason why a reader is better served by one."""
-FULL_FOLDERS = {"core", "service", "training/state"}
-"""Folders that are still to be divided by subject."""
 
 
 def public_methods(one: ast.ClassDef) -> int:
@@ -73,5 +71,4 @@ def test_a_long_function_has_a_stated_cause() -> None:
 
 def test_no_folder_has_more_files_than_a_reader_can_scan() -> None:
     folders = {str(path.parent.relative_to(PACKAGE)) for path in PACKAGE.rglob("*.py")}
-    full = {name for name in folders if len(list((PACKAGE / name).glob("*.py"))) > MOST_FILES_OF_A_FOLDER}
-    assert full == FULL_FOLDERS
+    assert not [name for name in folders if len(list((PACKAGE / name).glob("*.py"))) > MOST_FILES_OF_A_FOLDER]

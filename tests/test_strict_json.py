@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from samebits import strict_json
 from samebits.__main__ import main
-from samebits.core.autoscale import Autoscaler, Limits, Reading
-from samebits.core.goodput import goodput_of
-from samebits.core.recoveries import recoveries_of
+from samebits.account import event_log
+from samebits.account.event_log import events_in
+from samebits.account.goodput import goodput_of
+from samebits.account.recoveries import recoveries_of
 from samebits.errors import StoreError
+from samebits.hosts.autoscale import Autoscaler, Limits, Reading
 from samebits.launcher import job_spec
-from samebits.service import events
-from samebits.service.events import events_in
 from samebits.store import durable, private
 from samebits.store.lock import HOLDER_FILE, read_holder
 from samebits.store.owner import decode_owner
@@ -99,7 +99,7 @@ def test_the_history_and_the_log_go_on_beside_a_forged_number(
     for words in (["history"], ["history", "--json"], ["history", "--html", "--json"], ["history", "--otel", "--json"]):
         assert main(words) == 0
     assert "Traceback" not in capsys.readouterr().err
-    assert json.loads(events._carried(written.splitlines()))["kind"] == "carried", "what begins the log's next part"
+    assert json.loads(event_log._carried(written.splitlines()))["kind"] == "carried", "what begins the log's next part"
 
 
 def put(path: Path, text: str) -> None:

@@ -5,8 +5,8 @@ with the answer, ``subscribers`` listen to a bare PUB, ``victims`` are a crowd o
 live the sockets, the conversation, and the moments when the last one of a crowd was so far. Never here: processes,
 groups, tensors, and any judgement.
 
-The one idea: what is said is what ``core.agent`` says in that order (Register; Heartbeat when waiting and every second;
-Join; Heartbeat when told its generation), with the product's messages, socket options and keys. But
+The one idea: what is said is what ``core.agent.agent`` says in that order (Register; Heartbeat when waiting and every
+second; Join; Heartbeat when told its generation), with the product's messages, socket options and keys. But
 of what is heard only the tag is read while the clock runs, and everything that can be packed before is: a machine that
 plays ten thousand workers must not spend its cores on being ten thousand agents. What was heard last is decoded when
 it is asked for ("check").

@@ -38,19 +38,19 @@ if TYPE_CHECKING:
     from samebits.training.process.job_status import JobStatus as JobStatus
     from samebits.training.process.job_status import status as status
     from samebits.training.process.work_queue import WorkQueue as WorkQueue
-    from samebits.training.run.whereabouts import expect_pause as expect_pause
+    from samebits.training.run.main_thread_probe import expect_pause as expect_pause
     from samebits.training.state.checkpoint_config import CheckpointConfig as CheckpointConfig
     from samebits.training.state.checkpoint_config import StepLog as StepLog
-    from samebits.training.state.global_batch import GlobalBatch as GlobalBatch
-    from samebits.training.state.sampler import ElasticSampler as ElasticSampler
+    from samebits.training.state.data.global_batch import GlobalBatch as GlobalBatch
+    from samebits.training.state.data.sampler import ElasticSampler as ElasticSampler
 
 _HOME = {
     "CheckpointConfig": "samebits.training.state.checkpoint_config",
     "CheckpointRecovery": "samebits.compat.checkpoints",
     "ConsistencyProtocol": "samebits.compat.consistency",
     "ConsistencyRecovery": "samebits.compat.consistency",
-    "ElasticSampler": "samebits.training.state.sampler",
-    "GlobalBatch": "samebits.training.state.global_batch",
+    "ElasticSampler": "samebits.training.state.data.sampler",
+    "GlobalBatch": "samebits.training.state.data.global_batch",
     "HealthChecker": "samebits.compat.health",
     "HeartbeatDetector": "samebits.compat.heartbeats",
     "JobStatus": "samebits.training.process.job_status",
@@ -61,7 +61,7 @@ _HOME = {
     "StepLog": "samebits.training.state.checkpoint_config",
     "WorkQueue": "samebits.training.process.work_queue",
     "elastic": "samebits.training.elastic",
-    "expect_pause": "samebits.training.run.whereabouts",
+    "expect_pause": "samebits.training.run.main_thread_probe",
     "get_local_rank": "samebits.training.process.context",
     "get_rank": "samebits.training.process.context",
     "get_world_size": "samebits.training.process.context",

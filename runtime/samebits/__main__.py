@@ -122,7 +122,7 @@ def _scheduler(arguments: Arguments) -> int:
     from samebits.config import Role
     from samebits.errors import SettingsError
     from samebits.service import log
-    from samebits.service.scheduler import SchedulerService
+    from samebits.service.scheduling.loop import SchedulerService
     from samebits.store.owner import claim_folder
 
     argparse.ArgumentParser(

@@ -23,7 +23,7 @@ MOST_WORKERS = 100_000
 MOST_RESETS = 1_000_000
 LEAST_AUDIT = 50
 STRATEGY_WORDS = ("process", "pod", "job", "retry", "recover", "recover-in-place", "exit", "dump", "elastic-training")
-"""Ours, then those of Ascend's ``recover-strategy``; ``samebits.core.escalation`` says what each means."""
+"""Ours, then those of Ascend's ``recover-strategy``; ``samebits.core.causes.escalation`` says what each means."""
 OF_A_SHELL = frozenset(("|", "||", "&", "&&", ";", ">", ">>", "<", "2>&1", "2>"))
 """Words that mean something to a shell only; a command that is run without one would take them for arguments."""
 LONGEST_S = 1e9
@@ -364,7 +364,7 @@ HEALTH_LIMITS = {
     "device_memory": 0.9,
     "device_shared": 0.9,
 }
-"""The signs of bad health, by the names of ``core.health.Sign``, and their limits by default."""
+"""The signs of bad health, by the names of ``core.watch.health.Sign``, and their limits by default."""
 _ANOMALY = _one_of("tell", "stop", "recompute", "off")
 _HIDDEN = _one_of("tell", "off", "stop", "check")
 _STRAGGLER = _one_of("tell", "swap", "off")

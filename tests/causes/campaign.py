@@ -18,14 +18,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from samebits.account.event_log import read_events
+from samebits.account.events import Event, Kind
 from samebits.commands.drill.rehearsal import free_environment, is_over, trains_since
-from samebits.core.events import Event, Kind
 from samebits.core.lines import root_of
 from samebits.core.records import CauseFound, Record
 from samebits.launcher import job_spec
 from samebits.launcher.job_view import stored_view
 from samebits.launcher.processes import end, name_of, process_names, read_pid_files, send_signal
-from samebits.service.events import read_events
 from samebits.service.job_journal import history_of
 from samebits.store.journal import read_journal
 from samebits.store.process_identity import ProcessIdentity

@@ -12,8 +12,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from samebits.service.buddy import CopyListener, brief_of
-from samebits.service.writer_process import Copies
+from samebits.service.copies.buddy import CopyListener, brief_of
+from samebits.service.copies.writer_process import Copies
 from samebits.store.checkpoint import MemoryRoom
 from samebits.store.process_identity import ProcessIdentity
 from tests.checkpoint_kills.victim import JOB, SLOT

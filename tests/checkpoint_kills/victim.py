@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from samebits.core.point import Point
-from samebits.service.buddy import CopyListener, brief_of
+from samebits.service.copies.buddy import CopyListener, brief_of
 from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import Writer, pruning
 from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints

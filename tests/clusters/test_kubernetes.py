@@ -15,7 +15,7 @@ import yaml
 from kubeflow_trainer_api import models
 
 from samebits import config
-from samebits.core.escalation import Level, levels_of
+from samebits.core.causes.escalation import Level, levels_of
 from samebits.errors import LevelsSpentError
 from samebits.exit_codes import codes_to_give_up_at
 from samebits.settings_table import VARIABLES

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from samebits.core.agent import AgentCore, AgentPolicy
-from samebits.core.agent_events import (
+from samebits.core.agent.agent import AgentCore, AgentPolicy
+from samebits.core.agent.events import (
     AgentEvent,
     AgentReady,
     Completed,

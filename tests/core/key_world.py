@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from samebits.core.agent_events import KeyAsk
-from samebits.core.key_calls import KeyCalls
-from samebits.core.key_records import SCHEMA, KeyRecord
-from samebits.core.key_value import KeyStore, replay
+from samebits.core.agent.events import KeyAsk
+from samebits.core.agent.key_calls import KeyCalls
+from samebits.core.keys.key_records import SCHEMA, KeyRecord
+from samebits.core.keys.key_store import KeyStore, replay
 from samebits.core.messages import Credential, KeyAnswer, KeyCall, KeyOp
 from tests.core.linearizability import Called
 

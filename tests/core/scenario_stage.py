@@ -12,8 +12,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from samebits.core.agent import AgentCore
-from samebits.core.agent_events import (
+from samebits.core.agent.agent import AgentCore
+from samebits.core.agent.events import (
     AgentEvent,
     Began,
     BreakGroup,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from samebits.core.agent_events import (
+from samebits.core.agent.events import (
     BreakGroup,
     LeaveGently,
     MustEnd,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.admission import MAX_REFUSED
+from samebits.core.membership.admission import MAX_REFUSED
 from samebits.core.messages import (
     PROTOCOL,
     EndJob,

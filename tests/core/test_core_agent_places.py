@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.agent_events import (
+from samebits.core.agent.events import (
     Addressed,
     Began,
     BreakGroup,

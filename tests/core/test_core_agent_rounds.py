@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from samebits.core.agent_events import (
+from samebits.core.agent.events import (
     Addressed,
     AgentEvent,
     Began,

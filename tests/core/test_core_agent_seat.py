@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from samebits.core.agent_events import (
+from samebits.core.agent.events import (
     AgentReady,
     Connected,
     Disconnected,

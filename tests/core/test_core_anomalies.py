@@ -7,10 +7,10 @@ import random
 
 import pytest
 
-from samebits.core.anomalies import MOVED, WINDOW, Band, Odd, Verdict
 from samebits.core.messages import Activity, RoundOpened, Said
 from samebits.core.reports import MAX_ANOMALY_CHARS, Anomaly
-from samebits.core.unwell_hosts import MOST_ANOMALIES
+from samebits.core.watch.anomalies import MOVED, WINDOW, Band, Odd, Verdict
+from samebits.core.watch.host_health import MOST_ANOMALIES
 from tests.core.house import House, policy
 
 

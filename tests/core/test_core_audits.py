@@ -4,8 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.audits import Fault, Follows, Known, Roles, follows, judge, roles, sentence, teller, why_it_ends
 from samebits.core.reports import MAX_ANOMALY_CHARS
+from samebits.core.watch.audits import (
+    Fault,
+    Follows,
+    Known,
+    Roles,
+    follows,
+    judge,
+    roles,
+    sentence,
+    teller,
+    why_it_ends,
+)
 
 THREE, TWO = Roles(1, 2, 0), Roles(1, 0, None)
 

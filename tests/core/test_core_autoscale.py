@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from samebits.core.autoscale import Autoscaler, Decision, Limits, Reading
 from samebits.errors import UsageError
+from samebits.hosts.autoscale import Autoscaler, Decision, Limits, Reading
 
 EVERY_S = 10.0
 LINEAR = float

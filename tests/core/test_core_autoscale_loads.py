@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.autoscale import FIXED, MOST, POLICIES, play, report, rows, run_all
 from benchmarks.loads import LOOK_S, Load, all_loads, bursty, constant, noisy, ramp
-from samebits.core.autoscale import Autoscaler, Decision, Limits, Reading
+from samebits.hosts.autoscale import Autoscaler, Decision, Limits, Reading
 
 LOADS = all_loads(Limits(1, MOST).settle_s, Limits(1, MOST).shrink_after_s)
 MOST_WAIT_S = 90.0

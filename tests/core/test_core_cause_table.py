@@ -7,7 +7,9 @@ import signal
 import pytest
 
 from samebits import errors
-from samebits.core.cause_table import (
+from samebits.core.causes.remedies import Means, chosen, judged
+from samebits.core.causes.restarts import Again, Loss, Restarts, Sort, sort_of
+from samebits.core.causes.table import (
     DEFAULT,
     TABLE,
     UNKNOWN,
@@ -21,11 +23,9 @@ from samebits.core.cause_table import (
 )
 from samebits.core.hangs import SILENT_KINDS, Doing, Hang, Sight
 from samebits.core.messages import GiveUp, Said
-from samebits.core.progress import Cure, cure_of
-from samebits.core.remedies import Means, chosen, judged
 from samebits.core.reports import LastWords
-from samebits.core.restarts import Again, Loss, Restarts, Sort, sort_of
 from samebits.core.scheduler import Seen
+from samebits.core.watch.progress import Cure, cure_of
 from samebits.exit_codes import EXIT_CODES
 from samebits.exit_codes import Again as ExitAgain
 from tests.core.house import House, training_house

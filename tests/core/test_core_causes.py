@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from samebits.core.causes import Causes, sentence
 from samebits.core.messages import Activity, Process, ProcessEnded, Said
 from samebits.core.records import CauseFound, SeatLost
 from samebits.core.reports import LastWords
+from samebits.core.rounds.first_losses import Causes, sentence
 from samebits.core.state import JobState
 from tests.core.house import House, training_house
 

@@ -6,11 +6,9 @@ import itertools
 
 import pytest
 
-from samebits.core.agent_events import EnterAgain, Entered, Failed, FoundEqual, Trains
-from samebits.core.consistency import GoBack, Repair, Stop, decide
+from samebits.core.agent.events import EnterAgain, Entered, Failed, FoundEqual, Trains
 from samebits.core.ends import EndKind
-from samebits.core.equality import EXPLAIN_S, Difference, judge
-from samebits.core.ledger import Mend
+from samebits.core.ledger import MOST_GENERATIONS, Mend, Witnesses
 from samebits.core.messages import (
     SCHEMA,
     Activity,
@@ -31,7 +29,8 @@ from samebits.core.reports import FINAL, MAX_DIGESTS, MAX_PARTS, Digest, Digests
 from samebits.core.restore import choose
 from samebits.core.state import JobState
 from samebits.core.values import replace
-from samebits.core.witnesses import MOST_GENERATIONS, Witnesses
+from samebits.core.watch.consistency import GoBack, Repair, Stop, decide
+from samebits.core.watch.equality import EXPLAIN_S, Difference, judge
 from samebits.errors import ProtocolError
 from tests.core.desk import training, waiting
 from tests.core.house import NUMERICS, House, policy

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from samebits.core.agent_events import AskedToLeave
-from samebits.core.events import Chronicle, Kind
+from samebits.account.events import Chronicle, Kind
+from samebits.core.agent.events import AskedToLeave
 from samebits.core.messages import Decision, Depart
 from tests.core.desk import Desk, training
 from tests.core.house import House, training_house

@@ -13,7 +13,7 @@ import pytest
 from samebits.core.messages import Activity, Depart, Process, Said
 from samebits.core.reports import Ailment, HealthReport, Sign
 from samebits.core.scheduler import SchedulerCore
-from samebits.core.unwell_hosts import UnwellHosts
+from samebits.core.watch.host_health import UnwellHosts
 from tests.core.house import House, policy
 
 DISK = Ailment(Sign.DISK, "/ckpt", 0.95, 0.9, drains=True)

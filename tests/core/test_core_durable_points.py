@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.agent_events import CommittedByAll, Disconnected, Observed
-from samebits.core.agent_events import Connected as Reconnected
+from samebits.core.agent.events import CommittedByAll, Disconnected, Observed
+from samebits.core.agent.events import Connected as Reconnected
 from samebits.core.ends import EndKind
 from samebits.core.messages import CommittedPoint, RoundOpened, Said
 from samebits.core.point import Point

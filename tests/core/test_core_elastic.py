@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from samebits.core.ends import EndKind
+from samebits.core.membership.rebuild import UNHEARD_GENERATIONS
 from samebits.core.messages import (
     Activity,
     AddressMap,
@@ -18,7 +19,6 @@ from samebits.core.messages import (
     Standing,
 )
 from samebits.core.point import Point
-from samebits.core.rebuild import UNHEARD_GENERATIONS
 from samebits.core.records import (
     GenerationCommitted,
     JobInterrupted,
@@ -30,7 +30,7 @@ from samebits.core.records import (
     SpareAdmitted,
     TrainingFinished,
 )
-from samebits.core.rendezvous import LEAVE_TOGETHER_S
+from samebits.core.rounds.rendezvous import LEAVE_TOGETHER_S
 from samebits.core.scheduler import Received
 from tests.core.house import House, policy
 

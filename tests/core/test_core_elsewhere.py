@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.agent_events import (
+from samebits.core.agent.events import (
     Connected,
     Disconnected,
     MustEnd,
@@ -14,7 +14,7 @@ from samebits.core.agent_events import (
     ToldToWait,
     Trains,
 )
-from samebits.core.elsewhere import LookElsewhere
+from samebits.core.agent.failover import LookElsewhere
 from samebits.core.ends import EndKind
 from samebits.core.messages import (
     Activity,

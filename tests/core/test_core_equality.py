@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.agent_events import Connected as Reconnected
-from samebits.core.agent_events import Disconnected, MustEnd, Observed
+from samebits.core.agent.events import Connected as Reconnected
+from samebits.core.agent.events import Disconnected, MustEnd, Observed
 from samebits.core.ends import EndKind
-from samebits.core.equality import EXPLAIN_S, Judgement, differences, judge, sentence
 from samebits.core.messages import Activity, EndJob, Explain, Heartbeat, Said
 from samebits.core.point import Point
 from samebits.core.records import JobInterrupted, PointCommitted, TrainingFinished
 from samebits.core.reports import FINAL, MAX_DIGESTS, Digest, Digests, Part, PartKind, SavedPoints
 from samebits.core.state import JobState
+from samebits.core.watch.equality import EXPLAIN_S, Judgement, differences, judge, sentence
 from tests.core.desk import CREDENTIAL, done, training
 from tests.core.house import House, training_house
 

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.escalation import LONGEST_WAIT_S, STEADY_S, STRATEGY_WORDS, Escalation, Level, Tried, levels_of
+from samebits.core.causes.escalation import (
+    LONGEST_WAIT_S,
+    STEADY_S,
+    STRATEGY_WORDS,
+    Escalation,
+    Level,
+    Tried,
+    levels_of,
+)
 from samebits.settings_table import STRATEGY_WORDS as READ_WORDS
 
 PROCESS, POD, JOB = Level.PROCESS, Level.POD, Level.JOB

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 
-from samebits.core.events import MAX_TEXT, NAMED, Chronicle, Event, Kind
+from samebits.account.events import MAX_TEXT, NAMED, Chronicle, Event, Kind
+from samebits.account.recoveries import recoveries_of
 from samebits.core.messages import Activity, Join, Leave, ProcessEnded, Said
 from samebits.core.point import Point
 from samebits.core.ready import Level, Note, Ready
-from samebits.core.recoveries import recoveries_of
 from samebits.core.reports import SavedPoints
 from samebits.core.scheduler import Received
 from tests.core.house import House, policy

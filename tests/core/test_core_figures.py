@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebits.core.agent_events import Connected, Disconnected, Heard, Observed, Passed
+from samebits.core.agent.events import Connected, Disconnected, Heard, Observed, Passed
 from samebits.core.messages import Activity, Admitted, Heartbeat, Said
 from samebits.core.reports import MAX_FIGURES, Figure, Figures
 from samebits.core.values import replace

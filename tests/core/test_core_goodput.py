@@ -6,10 +6,10 @@ import random
 
 import pytest
 
-from samebits.core.events import Event, Kind, event_in
-from samebits.core.goodput import Bucket, Goodput, goodput_of
-from samebits.core.recoveries import recoveries_of
-from samebits.service.events import events_in, line_of
+from samebits.account.event_log import events_in, line_of
+from samebits.account.events import Event, Kind, event_in
+from samebits.account.goodput import Bucket, Goodput, goodput_of
+from samebits.account.recoveries import recoveries_of
 
 S = 1_000_000
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.health import HealthWatch, Limit, Reading, said
 from samebits.core.messages import Activity, Depart, Process, Said
 from samebits.core.reports import MAX_AILMENTS, Ailment, HealthReport, Sign
+from samebits.core.watch.health import HealthWatch, Limit, Reading, said
 from tests.core.house import House, policy
 
 DISK = Ailment(Sign.DISK, "/ckpt", 0.95, 0.9, drains=True)

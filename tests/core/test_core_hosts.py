@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from samebits.core.hosts import Host, Hosts, Plan, Resting, parse
 from samebits.errors import UsageError
+from samebits.hosts.host_list import Host, Hosts, Plan, Resting, parse
 
 
 def hosts(**slots: int) -> tuple[Host, ...]:
@@ -62,7 +62,7 @@ def test_a_host_that_fails_rests_twice_as_long_each_time() -> None:
 
 
 def test_hosts_that_never_come_back_are_forgotten_once_there_are_too_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samebits.core.hosts.MOST_HOSTS", 3)
+    monkeypatch.setattr("samebits.hosts.host_list.MOST_HOSTS", 3)
     hosts = Hosts()
     hosts.failed("bad", 0.0)
     for number in range(20):

@@ -10,11 +10,11 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from samebits.core import key_value
-from samebits.core.agent_events import KeyAsk
-from samebits.core.key_calls import KeyCalls
-from samebits.core.key_records import KeyDeleted, KeyRecord, KeyWritten
-from samebits.core.key_value import KeyReady, KeyStore
+from samebits.core.agent.events import KeyAsk
+from samebits.core.agent.key_calls import KeyCalls
+from samebits.core.keys import key_store
+from samebits.core.keys.key_records import KeyDeleted, KeyRecord, KeyWritten
+from samebits.core.keys.key_store import KeyReady, KeyStore
 from samebits.core.messages import KeyAnswer, KeyCall, KeyOp, KeyOutcome
 from samebits.core.values import replace
 from tests.core.key_world import Build, Unanswered, World
@@ -96,7 +96,7 @@ def _hears_late_calls(records: list[KeyRecord], term: int) -> KeyStore:
 
 
 def _reads_no_answers(records: list[KeyRecord], term: int) -> KeyStore:
-    return key_value.replay(
+    return key_store.replay(
         (replace(one, session="") if isinstance(one, KeyWritten | KeyDeleted) else one for one in records), term
     )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from samebits.core import key_value
-from samebits.core.agent import AgentCore, AgentPolicy
-from samebits.core.agent_events import Answered, Called, Connected, Disconnected, GaveUp, Heard, KeyAsk, Passed
-from samebits.core.key_calls import SAY_AGAIN_S, KeyCalls
-from samebits.core.key_records import MAX_KEPT_ANSWERS, KeyDeleted, KeyRecord, KeyWritten
-from samebits.core.key_value import KeyStore, Versioned, newest, replay
+from samebits.core.agent.agent import AgentCore, AgentPolicy
+from samebits.core.agent.events import Answered, Called, Connected, Disconnected, GaveUp, Heard, KeyAsk, Passed
+from samebits.core.agent.key_calls import SAY_AGAIN_S, KeyCalls
+from samebits.core.keys import key_store
+from samebits.core.keys.key_records import MAX_KEPT_ANSWERS, KeyDeleted, KeyRecord, KeyWritten
+from samebits.core.keys.key_store import KeyStore, Versioned, newest, replay
 from samebits.core.messages import (
     MAX_KEY_BYTES,
     MAX_VALUE_BYTES,
@@ -169,8 +169,8 @@ def test_a_record_of_an_older_version_loses_no_newer_value() -> None:
 
 
 def test_keys_and_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(key_value, "MAX_KEYS", 2)
-    monkeypatch.setattr(key_value, "MAX_STORE_BYTES", 40)
+    monkeypatch.setattr(key_store, "MAX_KEYS", 2)
+    monkeypatch.setattr(key_store, "MAX_STORE_BYTES", 40)
     desk = Desk()
     desk.call(KeyOp.PUT, b"a", value=b"x" * 30)
     refused = desk.call(KeyOp.PUT, b"b", value=b"x" * 20)
@@ -191,8 +191,8 @@ def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     desk = Desk()
     for _ in range(200):
         desk.call(KeyOp.WAIT)
-    assert desk.store.waits == key_value.MAX_WAITS_OF_ONE, "the oldest were given up"
-    monkeypatch.setattr(key_value, "MAX_WAITS", desk.store.waits)
+    assert desk.store.waits == key_store.MAX_WAITS_OF_ONE, "the oldest were given up"
+    monkeypatch.setattr(key_store, "MAX_WAITS", desk.store.waits)
     assert "calls wait for keys, the most there may be. Fix: " in desk.call(KeyOp.WAIT, session="s1").text
     desk.store.forget_callers_but({"s1"})
     assert desk.store.waits == 0
@@ -334,7 +334,7 @@ def test_a_scheduler_started_again_goes_on_with_the_keys_that_were_written() -> 
 def test_callers_without_a_seat_are_forgotten() -> None:
     house = House(policy(1)).fill()
     credential = house.credential("0")
-    for number in range(key_value.FEW_CALLERS + 2):
+    for number in range(key_store.FEW_CALLERS + 2):
         gone = msgspec.structs.replace(credential, session=f"gone {number}")
         house.core.keys.take(KeyCall(gone, 1, 1, KeyOp.WAIT, b"k"))
     house.receive(credential.session, KeyCall(credential, 1, 1, KeyOp.GET, b"k"))

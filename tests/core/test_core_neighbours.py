@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samebits.core.neighbours import buddies, neighbourhoods
+from samebits.core.membership.buddies import buddies, neighbourhoods
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 import pytest
 
-from samebits.core.node_check import (
+from samebits.core.watch.node_check import (
     DISK_FACTOR,
     FACTOR,
     MOST_ROUNDS,

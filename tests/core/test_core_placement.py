@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from samebits.core.hosts import Host, Resting
-from samebits.core.placement import DEATHS_S, MOST_DEATHS, Orders, Placement, Reason
+from samebits.core.messages import Decision
+from samebits.hosts.host_list import Host, Resting
+from samebits.hosts.placement import DEATHS_S, MOST_DEATHS, Orders, Placement
 
 
 def hosts(**slots: int) -> tuple[Host, ...]:
@@ -40,10 +41,10 @@ def test_numbers_that_others_have_are_left_out_and_lost_ones_come_last() -> None
 def test_a_host_that_goes_is_drained_with_its_reason() -> None:
     placement = begun(a=1, b=2)
     running = {"0": "a", "1": "b", "2.1": "b"}
-    assert placement.seen(hosts(a=1, c=2)) == [Reason("host c is there, with 2 slots; host b is gone")]
+    assert placement.seen(hosts(a=1, c=2)) == [Decision("host c is there, with 2 slots; host b is gone")]
     orders = placement.next(running, {}, 0)
     assert (orders.drain, orders.start) == (["1", "2.1"], [("3", "c"), ("4", "c")])
-    assert orders.reasons[0] == Reason("worker 1, 2.1 leave at the next commit: host b is gone", ("1", "2.1"))
+    assert orders.reasons[0] == Decision("worker 1, 2.1 leave at the next commit: host b is gone", ("1", "2.1"))
 
 
 def test_of_two_answers_between_two_turns_no_change_is_lost_and_a_flap_is_none() -> None:
@@ -62,19 +63,19 @@ def test_of_two_answers_between_two_turns_no_change_is_lost_and_a_flap_is_none()
 def test_fewer_slots_and_a_smaller_wish_drain_who_came_last() -> None:
     placement = begun(a=3)
     running = {"0": "a", "1": "a", "2": "a"}
-    assert placement.seen(hosts(a=2)) == [Reason("host a has 2 slots instead of 3")]
+    assert placement.seen(hosts(a=2)) == [Decision("host a has 2 slots instead of 3")]
     assert placement.next(running, {}, 0).reasons == [
-        Reason("worker 2 leaves at the next commit: host a has 2 slots", ("2",))
+        Decision("worker 2 leaves at the next commit: host a has 2 slots", ("2",))
     ]
     orders = placement.next({"0": "a", "1": "a"}, {}, 0, wish=1)
-    assert orders.reasons == [Reason("worker 1 leaves at the next commit: 1 workers are wanted", ("1",))]
+    assert orders.reasons == [Decision("worker 1 leaves at the next commit: 1 workers are wanted", ("1",))]
 
 
 def test_a_drained_host_is_left_and_used_again_when_that_is_undone() -> None:
     placement = begun(a=1, b=1)
-    assert placement.seen(hosts(a=1, b=1), ["b"]) == [Reason("host b is to be left")]
+    assert placement.seen(hosts(a=1, b=1), ["b"]) == [Decision("host b is to be left")]
     assert placement.next({"0": "a", "1": "b"}, {}, 0).drain == ["1"]
-    assert placement.seen(hosts(a=1, b=1)) == [Reason("host b is there, with 1 slot")]
+    assert placement.seen(hosts(a=1, b=1)) == [Decision("host b is there, with 1 slot")]
     assert placement.next({"0": "a"}, {}, 0).start == [("1", "b")]
 
 
@@ -88,7 +89,7 @@ def test_a_worker_that_was_killed_is_started_where_it_was_and_a_host_that_kills_
     placement = begun(a=1, b=1)
     assert [placement.died("0", "a", now, has_joined=True) for now in range(MOST_DEATHS - 1)] == [None, None]
     reason = placement.died("0.2", "a", 5, has_joined=True)
-    assert reason == Reason("host a rests for 10 s: worker 0.2: 3 workers died there within 60 s")
+    assert reason == Decision("host a rests for 10 s: worker 0.2: 3 workers died there within 60 s")
     assert placement.next({"1": "b"}, {}, 5).start == []
     assert placement.wake_at(5) == 15
     orders = placement.next({"1": "b"}, {}, 15)

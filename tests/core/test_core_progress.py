@@ -7,9 +7,9 @@ import pytest
 from samebits.core.hangs import Hang
 from samebits.core.ledger import NAMED
 from samebits.core.messages import Activity, GiveUp, Heartbeat, RoundOpened, Said
-from samebits.core.progress import FIRST_STEPS_S
 from samebits.core.reports import Phase, Progress, StallReport
-from samebits.core.standstill import Member, judge, sentence
+from samebits.core.watch.progress import FIRST_STEPS_S
+from samebits.core.watch.standstill import Member, judge, sentence
 from tests.core.house import House, training_house
 
 WAITS = Progress(Phase.COMMUNICATION, 812, 10, 0.0, 0.5, rests=True, place="all_reduce at train.py:50")

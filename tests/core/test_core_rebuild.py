@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from samebits.core.membership.rebuild import UNHEARD_GENERATIONS, UNHEARD_TERMS, highest_unheard_incarnation
 from samebits.core.messages import Activity, Admitted, Fenced, Process, Refusal, Refused, RoundId, RoundOpened, Standing
 from samebits.core.point import Cut, Point
-from samebits.core.rebuild import UNHEARD_GENERATIONS, UNHEARD_TERMS, highest_unheard_incarnation
 from samebits.core.records import JobRebuilt, SeatGranted, SeatRetired
 from samebits.core.state import JobState, is_on_line
 from samebits.core.values import replace

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from samebits.core.membership.repeats import MOST_A_SEAT, Repeats
 from samebits.core.messages import Activity, Credential, Heartbeat, RoundId, RoundOpened, Said, StopJob
 from samebits.core.ready import Ready
-from samebits.core.repeats import MOST_A_SEAT, Repeats
 from samebits.core.reports import LastWords
 from samebits.core.scheduler import Tick
 from samebits.core.values import replace

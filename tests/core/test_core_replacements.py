@@ -6,6 +6,7 @@ import pytest
 
 from samebits.core.ends import EndKind
 from samebits.core.lines import number_of, replaces, root_of, successor_of
+from samebits.core.membership.replacements import TOKEN_BYTES, proof_of
 from samebits.core.messages import Activity, Fenced, Refusal
 from samebits.core.point import Point
 from samebits.core.records import (
@@ -16,7 +17,6 @@ from samebits.core.records import (
     SlotGiven,
     SpareAdmitted,
 )
-from samebits.core.replacements import TOKEN_BYTES, proof_of
 from samebits.core.state import JobState
 from tests.core.house import House, policy, training_house
 

@@ -7,9 +7,9 @@ import random
 import pytest
 
 from samebits import errors
-from samebits.core import restarts
-from samebits.core.cause_table import Observation
-from samebits.core.restarts import Again, Loss, Never, Restarts, Sort, sort_of
+from samebits.core.causes import restarts
+from samebits.core.causes.restarts import Again, Loss, Never, Restarts, Sort, sort_of
+from samebits.core.causes.table import Observation
 
 KILLED = Loss(Sort.OUTSIDE)
 

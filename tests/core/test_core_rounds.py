@@ -8,7 +8,7 @@ from samebits.core.ends import EndKind
 from samebits.core.messages import Activity, EndJob, GenerationStarted, Loan, Place, Process, RoundId, RoundOpened
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, JobInterrupted
-from samebits.core.rendezvous import MOST_FAILURES
+from samebits.core.rounds.rendezvous import MOST_FAILURES
 from tests.core.house import NUMERICS, House, policy, training_house
 
 # ---- rounds

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.core.leases import Leases
+from samebits.core.membership.leases import Leases
 from tests.core.scenario_driver import Scenario, ScenarioError
 
 FOLDER = Path(__file__).parent / "scenarios"

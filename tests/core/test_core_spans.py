@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from samebits.core.events import Event, Kind
-from samebits.core.spans import Spans, spans_of
+from samebits.account.events import Event, Kind
+from samebits.account.spans import Spans, spans_of
 from tests.core.test_core_goodput import KILL, START, drawn, event
 
 JOB = [Event(Kind.JOB, 100, text="train.py", more={"job": "job-1"})]

@@ -6,6 +6,7 @@ import pytest
 
 from samebits.core.ending import END_GRACE_S
 from samebits.core.ends import EndKind
+from samebits.core.membership.rebuild import UNHEARD_TERMS
 from samebits.core.messages import (
     PROTOCOL,
     Activity,
@@ -25,7 +26,6 @@ from samebits.core.messages import (
     Standing,
 )
 from samebits.core.point import Point
-from samebits.core.rebuild import UNHEARD_TERMS
 from samebits.core.records import (
     CauseFound,
     GenerationCommitted,

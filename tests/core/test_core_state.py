@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from samebits.core.membership.replacements import TOKEN_BYTES, proof_of
 from samebits.core.messages import Activity
 from samebits.core.records import SCHEMA, GenerationCommitted, JobRebuilt, SeatQuiet, SeatResumed, SeatRetired
-from samebits.core.replacements import TOKEN_BYTES, proof_of
 from samebits.core.state import JobState
 from tests.core.house import House, policy
 from tests.core.test_core_consistency import flip, go_back, house_of

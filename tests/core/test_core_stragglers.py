@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 import pytest
 
-from samebits.core import pace
 from samebits.core.messages import Activity, Depart, Process, Said
-from samebits.core.pace import STEPS, Slowness, compare, mean_of, sentence
 from samebits.core.reports import MAX_STEP_US, Ailment, HealthReport, Sign, StepTime, StepTiming
-from samebits.core.stragglers import LOOK_S
+from samebits.core.watch import pace
+from samebits.core.watch.pace import STEPS, Slowness, compare, mean_of, sentence
+from samebits.core.watch.stragglers import LOOK_S
 from tests.core.house import House, policy
 
 CASES = 500

@@ -15,14 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from samebits.core import key_records, messages, records
+from samebits.core import messages, records
+from samebits.core.keys import key_records
 from samebits.core.messages import Activity, Credential, Heartbeat, Refusal, Refused, RoundId
 from samebits.core.point import Point
 from samebits.core.values import Meta, Schema, Value
 from samebits.errors import ProtocolError
 from samebits.net import copies
 from samebits.printable import printable
-from samebits.service import buddy
+from samebits.service.copies import buddy
 from samebits.training.process import member_info
 
 EDGES: dict[type, Any] = {int: (-(2**63), 2**63 - 1), float: (-1e300, 1e300)}

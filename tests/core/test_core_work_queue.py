@@ -9,11 +9,21 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from samebits.core import work_queue
+from samebits.core.keys import work_queue
+from samebits.core.keys.work_queue import (
+    DIGEST_BYTES,
+    MAX_PUTS,
+    MAX_RUNS,
+    SCHEMA,
+    WorkState,
+    dropped,
+    forget,
+    put,
+    settle,
+)
+from samebits.core.keys.work_queue import take as take_from
 from samebits.core.messages import MAX_VALUE_BYTES
 from samebits.core.values import replace
-from samebits.core.work_queue import DIGEST_BYTES, MAX_PUTS, MAX_RUNS, SCHEMA, WorkState, dropped, forget, put, settle
-from samebits.core.work_queue import take as take_from
 
 KEY = bytes(DIGEST_BYTES)
 

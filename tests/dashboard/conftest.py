@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from samebits import config
+from samebits.account.event_log import line_of
+from samebits.account.events import Event, Kind
 from samebits.config import Settings
 from samebits.core import records
-from samebits.core.events import Event, Kind
 from samebits.core.messages import Process, RoundId
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted, JobCreated, PointCommitted, Record, SeatGranted, TermStarted
-from samebits.service.events import line_of
 from samebits.store.event_log import EventLog
 from samebits.store.journal import Journal
 

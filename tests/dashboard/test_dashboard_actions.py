@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from samebits.account.event_log import merged, read_events
+from samebits.account.events import Event, Kind
+from samebits.account.goodput import goodput_of
 from samebits.config import Settings
-from samebits.core.events import Event, Kind
-from samebits.core.goodput import goodput_of
 from samebits.dashboard import actions
 from samebits.dashboard.actions import MOST_BYTES, Actions, Deed, act, order_in
 from samebits.dashboard.guard import ACTION, Guard, action_token_of
@@ -26,7 +27,6 @@ from samebits.dashboard.server import Pages, app_of
 from samebits.dashboard.watching import Watch
 from samebits.errors import UsageError
 from samebits.net.curve import derive_keys
-from samebits.service.events import merged, read_events
 from samebits.store import event_log
 from samebits.store.process_identity import ProcessIdentity, write_pid_file
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
+from samebits.account.event_log import read_events
+from samebits.account.events import Kind
 from samebits.config import Settings
-from samebits.core.events import Kind
 from samebits.dashboard.report import html_of_folder
 from samebits.launcher.processes import name_of
-from samebits.service.events import read_events
 from samebits.store.process_identity import ProcessIdentity, write_pid_file
 from tests.dashboard.conftest import environment_of, told
 from tests.ops.shell_job import UNTIL_TOLD, ShellJob, free_port

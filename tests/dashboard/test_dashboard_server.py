@@ -18,10 +18,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
+from samebits.account.events import Kind
+from samebits.account.goodput import Bucket
+from samebits.account.recoveries import Recovery
 from samebits.config import Settings
-from samebits.core.events import Kind
-from samebits.core.goodput import Bucket
-from samebits.core.recoveries import Recovery
 from samebits.dashboard import command, server
 from samebits.dashboard.guard import Guard
 from samebits.dashboard.report import gathered, html_of_folder

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from samebits.core.cause_table import DEFAULT, Observation
+from samebits.core.causes.table import DEFAULT, Observation
 from tests.device import jobs
 from tests.device.here import Here
 

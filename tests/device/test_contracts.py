@@ -18,7 +18,7 @@ import torch
 from torch.distributed import distributed_c10d
 
 from samebits import config
-from samebits.core.cause_table import DEFAULT, CauseClass, Observation
+from samebits.core.causes.table import DEFAULT, CauseClass, Observation
 from samebits.training import torch_private
 from samebits.training.group import device
 from samebits.training.process.compiled_code import keep_compiled_code

@@ -12,7 +12,8 @@ import typing
 from collections.abc import Iterator
 from typing import Any
 
-from samebits.core import key_records, messages, records
+from samebits.core import messages, records
+from samebits.core.keys import key_records
 from samebits.errors import ProtocolError
 
 LONGEST_TEXT = 2000

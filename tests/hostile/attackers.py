@@ -13,7 +13,7 @@ from samebits.core import messages
 from samebits.core.messages import PROTOCOL, Pairs, Process, Register
 from samebits.errors import ProtocolError
 from samebits.net.address import endpoint
-from samebits.service.unknown_peers import implausible
+from samebits.service.scheduling.unknown_peers import implausible
 
 
 @contextmanager

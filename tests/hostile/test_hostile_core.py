@@ -12,7 +12,8 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from samebits.core import key_records, messages, records
+from samebits.core import messages, records
+from samebits.core.keys import key_records
 from samebits.core.ledger import Policy
 from samebits.core.messages import PROTOCOL, Activity, Credential, Heartbeat, Holdings, Join, Process, Register, RoundId
 from samebits.core.point import Point
@@ -21,10 +22,10 @@ from samebits.core.scheduler import Closed, SchedulerCore, Stalled, Tick
 from samebits.core.state import JobState
 from samebits.errors import ProtocolError
 from samebits.net.server import MAX_INCOMING_BYTES, Arrived, Garbled
-from samebits.service.followers import Followers
-from samebits.service.inbound import Inbound
+from samebits.service.scheduling.followers import Followers
+from samebits.service.scheduling.inbound import Inbound
+from samebits.service.scheduling.unknown_peers import UnknownPeers
 from samebits.service.status import message_of, snapshot, snapshot_in
-from samebits.service.unknown_peers import UnknownPeers
 from tests.hostile.drawn import FROM_ANYBODY, FROM_NOBODY, messages_of
 
 JOB = "job-1"

@@ -10,7 +10,7 @@ import pytest
 from samebits.core import messages
 from samebits.core.messages import StatusQuery
 from samebits.net.server import PEER_TURNS, Arrived, Garbled
-from samebits.service.unknown_peers import Offence
+from samebits.service.scheduling.unknown_peers import Offence
 from tests.hostile.attackers import dealers
 from tests.hostile.raw import OPENINGS, drawn, say
 from tests.hostile.test_hostile_service import SECRET, Attacked

@@ -26,10 +26,10 @@ from samebits.core.records import GenerationCommitted, SeatLost
 from samebits.errors import RefusedError, SecretError
 from samebits.net.curve import derive_keys
 from samebits.net.server import MAX_INCOMING_BYTES, Server
-from samebits.service import scheduler as scheduler_module
-from samebits.service import unknown_peers
 from samebits.service.agent import Agent
-from samebits.service.unknown_peers import Offence
+from samebits.service.scheduling import loop as scheduler_module
+from samebits.service.scheduling import unknown_peers
+from samebits.service.scheduling.unknown_peers import Offence
 from samebits.store import journal as journals
 from tests.hostile.attackers import dealers, half_open, hangs_up, registration, say_if_open
 from tests.net.wires import Tap

@@ -24,7 +24,7 @@ from samebits.core.ready import Level, Note
 from samebits.core.values import MAX_ITEMS, replace
 from samebits.errors import ProtocolError
 from samebits.net.server import Rejection
-from samebits.service.unknown_peers import (
+from samebits.service.scheduling.unknown_peers import (
     GATHER_S,
     LINE_INTERVAL_S,
     MAX_ADDRESSES,

@@ -9,10 +9,10 @@ import pytest
 
 from samebits.__main__ import main
 from samebits.commands.explain import SAYS, cause_table, cause_table_zh, says
-from samebits.core.cause_table import TABLE
+from samebits.core.causes.table import TABLE
 from samebits.core.hangs import SILENT_KINDS, Hang
 from samebits.core.reports import Phase
-from samebits.core.standstill import Member, judge, sentence
+from samebits.core.watch.standstill import Member, judge, sentence
 from samebits.errors import SettingsError
 from samebits.service.cause_file import table_of
 from tests.core.test_core_progress import SLEEPS, WAITS

@@ -19,19 +19,19 @@ import pytest
 from samebits import __main__ as command_line
 from samebits import config
 from samebits.__main__ import RENAMED, SUBCOMMANDS, Subcommand, main
+from samebits.account.event_log import line_of
+from samebits.account.events import Event, Kind
 from samebits.commands import doctor
 from samebits.commands.run import prepare
 from samebits.commands.run.options import parse
 from samebits.commands.scale import view_of
 from samebits.core import records
 from samebits.core.ends import EndKind
-from samebits.core.events import Event, Kind
 from samebits.core.messages import Process, RoundId
 from samebits.core.point import Point
 from samebits.errors import SameBitsError, UsageError
 from samebits.launcher import job_spec
 from samebits.launcher.job_view import JobView, Presence, stored_view
-from samebits.service.events import line_of
 from samebits.store.event_log import EventLog
 from samebits.store.journal import Journal
 from samebits.store.owner import claim_folder

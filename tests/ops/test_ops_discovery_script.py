@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from samebits.core.hosts import Host
 from samebits.errors import UsageError
 from samebits.hosts.discovery import MAX_OUTPUT_BYTES as MOST
 from samebits.hosts.discovery import DiscoveryScript, ask, words_of
+from samebits.hosts.host_list import Host
 
 
 def script(folder: Path, text: str) -> list[str]:

@@ -16,6 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from samebits.account.event_log import read_events
+from samebits.account.events import Event, Kind
 from samebits.commands.drill.command import lines_of, main, report
 from samebits.commands.drill.compare import Compared, Differing, compare
 from samebits.commands.drill.faults import flip_bit
@@ -24,10 +26,8 @@ from samebits.commands.drill.page import html_of
 from samebits.commands.drill.plan import Fault, Planned, drawn, faults_of, steps_of
 from samebits.commands.drill.rehearsal import free_environment, trains_since, warnings_in
 from samebits.commands.drill.span import Span
-from samebits.core.events import Event, Kind
 from samebits.core.point import Point
 from samebits.errors import UsageError
-from samebits.service.events import read_events
 from samebits.store.checkpoint import PointHeader, TensorPart, write_point
 from tests.store.points import LAYOUT, TREE, save
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from samebits.account.events import Event, Kind
 from samebits.commands.drill.advice import USUAL, Script, advise, never_commits
 from samebits.commands.drill.compare import Compared, Differing
 from samebits.commands.drill.outcome import Injected, Outcome
 from samebits.commands.drill.plan import Fault
-from samebits.core.events import Event, Kind
 
 ROOT = Path(__file__).resolve().parents[2]
 DIGITS = (ROOT / "examples/digits/train.py").read_text(encoding="utf-8")

@@ -11,9 +11,10 @@ from typing import Any, cast
 import pytest
 
 from samebits import config
-from samebits.core.audits import Fault, Follows, Known, Roles, sentence, why_it_ends
+from samebits.account.event_log import line_of
+from samebits.account.events import Event, Kind
 from samebits.core.ends import EndKind
-from samebits.core.events import Event, Kind
+from samebits.core.watch.audits import Fault, Follows, Known, Roles, sentence, why_it_ends
 from samebits.errors import UnequalError
 from samebits.launcher import job_spec
 from samebits.launcher.end_summary import _fix, say
@@ -21,7 +22,6 @@ from samebits.launcher.exit_report import Verdict
 from samebits.launcher.following import Following, Result
 from samebits.launcher.job_spec import JobSpec
 from samebits.launcher.progress import Screen
-from samebits.service.events import line_of
 from samebits.store.event_log import EventLog
 
 FULL = "worker 1 (pid 7) ended with status 71: the state of step 9 could not be saved in /full: make room; twice"

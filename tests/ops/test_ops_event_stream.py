@@ -19,13 +19,13 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from samebits.account.event_log import line_of
+from samebits.account.events import Event, Kind
 from samebits.account.history import EventStream
+from samebits.account.spans import spans_of
 from samebits.commands import otel
 from samebits.commands.history import main as history_main
-from samebits.core.events import Event, Kind
-from samebits.core.spans import spans_of
 from samebits.errors import UsageError
-from samebits.service.events import line_of
 from samebits.store import event_log
 from samebits.store.event_log import MOST_PARTS, EventLog
 

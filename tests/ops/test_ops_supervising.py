@@ -11,7 +11,7 @@ import pytest
 
 from samebits import config
 from samebits.config import Settings
-from samebits.core.restarts import OWN_ERROR_WAIT_S, Loss, Sort
+from samebits.core.causes.restarts import OWN_ERROR_WAIT_S, Loss, Sort
 from samebits.errors import ListenError, ScriptFailedError, SettingsError, StoreError
 from samebits.launcher import job_spec
 from samebits.launcher.exit_report import verdict_of

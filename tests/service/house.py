@@ -16,7 +16,7 @@ from samebits.core.point import Point
 from samebits.core.ready import Ended
 from samebits.core.reports import FINAL, Digest
 from samebits.service.agent import Agent
-from samebits.service.scheduler import SchedulerService
+from samebits.service.scheduling.loop import SchedulerService
 from tests.system.processes import free_port
 
 PATIENCE_S = 30.0

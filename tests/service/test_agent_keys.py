@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from samebits.core.agent_events import KeyAsk
-from samebits.core.key_calls import MAX_OPEN_CALLS
+from samebits.core.agent.events import KeyAsk
+from samebits.core.agent.key_calls import MAX_OPEN_CALLS
 from samebits.core.messages import KeyAnswer, KeyOp, KeyOutcome
 from samebits.core.ready import Ended
 from samebits.errors import GenerationEndedError, KeyValueError, KeyValueTimeoutError, SchedulerLeftError

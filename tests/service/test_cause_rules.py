@@ -7,10 +7,10 @@ import string
 
 import pytest
 
-from samebits.core.cause_table import DEFAULT, CauseClass, Observation, Retry, Strategy
+from samebits.core.causes.restarts import Sort, sort_of
+from samebits.core.causes.table import DEFAULT, CauseClass, Observation, Retry, Strategy
 from samebits.core.hangs import Hang
-from samebits.core.progress import Cure, cure_of
-from samebits.core.restarts import Sort, sort_of
+from samebits.core.watch.progress import Cure, cure_of
 from samebits.errors import SettingsError
 from samebits.service.cause_file import MAX_BYTES, MAX_CHARS, MAX_ROWS, read_rules
 from tests.core.test_core_progress import SLEEPS, ended, pass_time, training_for_a_while

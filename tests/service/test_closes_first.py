@@ -5,7 +5,7 @@ from __future__ import annotations
 from samebits.core.messages import Credential, Said, StopJob
 from samebits.core.reports import LastWords
 from samebits.core.scheduler import Closed, Event, Received, Stalled
-from samebits.service.scheduler import closes_first
+from samebits.service.scheduling.loop import closes_first
 
 
 def said(session: str, step: int = 0) -> Received:

@@ -18,9 +18,9 @@ from samebits.core.values import replace
 from samebits.errors import LockedError
 from samebits.net.copies import Declined, Keeper, Offer, Piece, SenderSocket, Taken
 from samebits.net.curve import derive_keys
-from samebits.service import copy_sender
-from samebits.service.buddy import Brief, CopyListener, brief_of
-from samebits.service.writer_process import Copies
+from samebits.service.copies import sender
+from samebits.service.copies.buddy import Brief, CopyListener, brief_of
+from samebits.service.copies.writer_process import Copies
 from samebits.store.checkpoint import MemoryRoom, memory_buffer, points_in_memory, verify
 from samebits.store.process_identity import ProcessIdentity
 from tests.store.points import JOB
@@ -185,7 +185,7 @@ def test_where_the_keeper_has_no_memory_it_says_so_and_the_next_one_is_tried(
 def test_a_keeper_that_does_not_answer_is_given_up_for_this_point(
     ends: Callable[..., End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy_sender, "SILENT_S", 0.2)
+    monkeypatch.setattr(sender, "SILENT_S", 0.2)
     rank = ends("here")
     nobody = CopyListener("127.0.0.1")
     rank.brief(nobody.keeper)
@@ -197,8 +197,8 @@ def test_a_keeper_that_does_not_answer_is_given_up_for_this_point(
 def test_a_keeper_that_begins_late_is_offered_the_same_point_again(
     tmp_path: Path, ends: Callable[..., End], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copy_sender, "SILENT_S", 0.2)
-    monkeypatch.setattr(copy_sender, "LATER_S", 0.2)
+    monkeypatch.setattr(sender, "SILENT_S", 0.2)
+    monkeypatch.setattr(sender, "LATER_S", 0.2)
     rank, listener = ends("here"), CopyListener("127.0.0.1")
     rank.brief(listener.keeper)
     rank.save(1)
@@ -219,7 +219,7 @@ def test_a_keeper_that_dies_in_the_middle_is_given_up_and_the_next_one_is_whole(
     rank.save(1)
     rank.heard()
     with monkeypatch.context() as short:
-        short.setattr(copy_sender, "SILENT_S", 0.3)
+        short.setattr(sender, "SILENT_S", 0.3)
         buddy.copies.close()
         rank.save(2, count=LARGE)
         assert rank.heard()[0] == "uncopied"
@@ -246,7 +246,7 @@ def test_only_who_knows_the_secret_is_heard(
     theirs: bytes | None,
     is_copied: bool,
 ) -> None:
-    monkeypatch.setattr(copy_sender, "SILENT_S", WAIT_S if is_copied else 0.5)
+    monkeypatch.setattr(sender, "SILENT_S", WAIT_S if is_copied else 0.5)
     rank, buddy = ends("here"), ends("there", 1)
     buddy.brief(keeps=(0,), secret=theirs)
     rank.brief(buddy.listener.keeper, secret=ours)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from samebits.core.health import HealthWatch, Reading, said
 from samebits.core.reports import Ailment, HealthReport, Sign
+from samebits.core.watch.health import HealthWatch, Reading, said
 from samebits.errors import PreflightError
 from samebits.service.health import host_health
 from samebits.service.health.device_look import DeviceMemory, DeviceReadings, WatchedDevice, limits_of

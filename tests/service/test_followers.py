@@ -11,7 +11,7 @@ from samebits.core.messages import Status, StatusQuery
 from samebits.net.client import Got
 from samebits.net.server import Arrived, Lost
 from samebits.service import clock
-from samebits.service.followers import FOLLOW_INTERVAL_S, Followers
+from samebits.service.scheduling.followers import FOLLOW_INTERVAL_S, Followers
 from tests.core.house import training_house
 from tests.net.ends import Ends, until
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.cause_kinds import Observation
+from samebits.core.causes.kinds import Observation
 from samebits.core.hangs import Doing, Sight
 from samebits.core.messages import SCHEMA, Decision, ProcessEnded
 from samebits.core.values import replace
 from samebits.net.server import Arrived
 from samebits.service import clock
-from samebits.service.followers import Followers
-from samebits.service.inbound import DECISIONS_S, MOST_DECISIONS, MOST_ENDS, Inbound
+from samebits.service.scheduling.followers import Followers
+from samebits.service.scheduling.inbound import DECISIONS_S, MOST_DECISIONS, MOST_ENDS, Inbound
+from samebits.service.scheduling.unknown_peers import UnknownPeers, implausible
 from samebits.service.status import process_ended, process_seen
-from samebits.service.unknown_peers import UnknownPeers, implausible
 from samebits.store.process_identity import ProcessIdentity
 from tests.hostile.test_hostile_core import Line
 

@@ -40,7 +40,7 @@ from samebits.net.client import Client, Got
 from samebits.service import agent as agent_module
 from samebits.service.agent import Agent
 from samebits.service.process_state import Whereabouts
-from samebits.service.scheduler import SchedulerService
+from samebits.service.scheduling.loop import SchedulerService
 from samebits.service.status import snapshot_in, stored_snapshot
 from samebits.store import journal as journals
 from samebits.store.journal import Journal
@@ -207,7 +207,7 @@ def test_a_death_is_told_by_who_watches_where_nothing_else_would(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its scheduler is on another host, and gives a closed connection ten minutes."""
-    monkeypatch.setattr("samebits.service.scheduler.host_id", lambda: "elsewhere")
+    monkeypatch.setattr("samebits.service.scheduling.loop.host_id", lambda: "elsewhere")
     with contextlib.closing(House(tmp_path, workers=3, RECONNECT_GRACE="600", NODE_TIMEOUT="600")) as house:
         with beside(house) as (_, at, agents, places):
             assert agents[1].watch("2", at)
@@ -223,7 +223,7 @@ def test_who_watches_tells_of_a_stopped_process_why_nothing_comes_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
 ) -> None:
     """Its scheduler is on another host, and nobody follows the job. Under another's name it is nobody's."""
-    monkeypatch.setattr("samebits.service.scheduler.host_id", lambda: "elsewhere")
+    monkeypatch.setattr("samebits.service.scheduling.loop.host_id", lambda: "elsewhere")
     with contextlib.closing(House(tmp_path, workers=3, NODE_TIMEOUT="3")) as house:
         with beside(house) as (member, at, agents, places):
             assert agents[1].watch(named, at)

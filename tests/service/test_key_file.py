@@ -8,13 +8,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from samebits.core.key_records import KeyRecord
+from samebits.core.keys.key_records import KeyRecord
 from samebits.core.messages import Credential, KeyAnswer, KeyCall, KeyOp, KeyOutcome
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.state import JobState
 from samebits.errors import StoreError
-from samebits.service import key_file
-from samebits.service.key_file import KEYS_FOLDER, KeyFile
+from samebits.service.scheduling import key_file
+from samebits.service.scheduling.key_file import KEYS_FOLDER, KeyFile
 from samebits.store import durable
 from samebits.store.journal import JOURNAL_FILE, read_journal
 from tests.core.house import policy

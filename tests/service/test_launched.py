@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from samebits.core.replacements import proof_of
-from samebits.service.launched import proof_for
+from samebits.core.membership.replacements import proof_of
+from samebits.service.host import proof_for
 from samebits.store import owner
 from samebits.store.owner import claim_folder
 from tests.service.house import House

@@ -20,7 +20,7 @@ from samebits.errors import RefusedError, SchedulerLeftError, SupersededError
 from samebits.launcher.job_view import JobView
 from samebits.launcher.scheduler_link import Linked, SchedulerLink, ask_once, decide_once
 from samebits.service.agent import Agent
-from samebits.service.scheduler import SchedulerService
+from samebits.service.scheduling.loop import SchedulerService
 from samebits.store.journal import Journal, read_journal
 from tests.service.house import PATIENCE_S, House
 from tests.system.processes import free_port

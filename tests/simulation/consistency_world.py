@@ -13,8 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from samebits.core.agent import AgentCore, AgentPolicy
-from samebits.core.agent_events import (
+from samebits.core.agent.agent import AgentCore, AgentPolicy
+from samebits.core.agent.events import (
     AgentEvent,
     Began,
     BreakGroup,

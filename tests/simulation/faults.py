@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from samebits.core.lines import may_be_replaced, number_of, root_of, successor_of
+from samebits.core.membership.replacements import proof_of
 from samebits.core.messages import (
     Activity,
     Credential,
@@ -27,7 +28,6 @@ from samebits.core.messages import (
     Said,
 )
 from samebits.core.point import Point
-from samebits.core.replacements import proof_of
 from samebits.core.reports import LastWords, PeerGone
 from tests.simulation.main_thread import ENDED_KINDS, FIRST_STEPS, PAUSE_S, Kind
 from tests.simulation.mix import Mix, Naming

@@ -1,11 +1,11 @@
 """Hours and hours of a healthy job on a busy machine: how often the detectors cost it a step. They never may.
 
 The real scheduler core (leases, hangs), the workers' watch of their hosts and the bands of losses are driven; what a
-worker tells is made by the rules of ``training.run.whereabouts``. Only the noise is played, event by event: in between
-everybody makes steps, and no detector is told anything. The noise is what busy machines were seen to have: processes
-that stand still for up to three seconds, steps that take up to eight times as long under load, loaders, commits,
-evaluations and compilations that take their time, a scheduler that stands still, one look that shows a full disk or
-memory, one loss far from the others.
+worker tells is made by the rules of ``training.run.main_thread_probe``. Only the noise is played, event by event: in
+between everybody makes steps, and no detector is told anything. The noise is what busy machines were seen to have:
+processes that stand still for up to three seconds, steps that take up to eight times as long under load, loaders,
+commits, evaluations and compilations that take their time, a scheduler that stands still, one look that shows a full
+disk or memory, one loss far from the others.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from samebits.core.anomalies import Band
-from samebits.core.health import HealthWatch, Limit, Reading
 from samebits.core.ledger import Policy
 from samebits.core.messages import Activity, GiveUp, Heartbeat, Said
 from samebits.core.records import SeatLost
 from samebits.core.reports import Phase, Progress, Sign, StallReport
 from samebits.core.scheduler import Received, SchedulerCore, Stalled, Tick
+from samebits.core.watch.anomalies import Band
+from samebits.core.watch.health import HealthWatch, Limit, Reading
 from tests.core.house import House, policy
 
 RANKS = 4

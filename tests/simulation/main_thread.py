@@ -1,6 +1,6 @@
 """A worker's main thread as its control thread sees it: what holds it up, for how long, and what is told of that.
 
-Here lives the truth about who is held, and the model of what ``training.run.whereabouts`` reads from outside of a
+Here lives the truth about who is held, and the model of what ``training.run.main_thread_probe`` reads from outside of a
 thread; the judgement of it is the core's. A hold is a fault (it lasts until it is let go, or for ever) or a pause, as
 every busy machine has: three seconds at most, and never an alarm's cause.
 """

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from samebits.core.ends import EndKind
 from samebits.core.hangs import Doing, Sight
-from samebits.core.key_records import KeyRecord
+from samebits.core.keys.key_records import KeyRecord
 from samebits.core.messages import Decision, FromScheduler, FromWorker, StopJob
 from samebits.core.ready import Ended, Ready, Send
 from samebits.core.records import Record

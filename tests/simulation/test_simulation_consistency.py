@@ -7,18 +7,17 @@ from typing import Any
 
 import pytest
 
-from samebits.core import consistency
-from samebits.core.consistency import Consistency
-from samebits.core.equality import Difference, Equality
-from samebits.core.ledger import Mend
+from samebits.core.ledger import Mend, Witnesses
 from samebits.core.messages import Said
 from samebits.core.point import Point
 from samebits.core.records import JobInterrupted, Record, RolledBack
-from samebits.core.rendezvous import Rendezvous
 from samebits.core.reports import Digests
+from samebits.core.rounds.rendezvous import Rendezvous
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.state import JobState, Seat
-from samebits.core.witnesses import Witnesses
+from samebits.core.watch import consistency
+from samebits.core.watch.consistency import Consistency
+from samebits.core.watch.equality import Difference, Equality
 from tests.simulation.consistency_world import ConsistencyWorld, Plan, Wrong, drawn, hunt
 
 SEEDS = 60

@@ -33,7 +33,7 @@ def test_whoever_is_too_hasty_is_caught(changes: dict[str, float], cost: str) ->
 
 
 def test_one_look_is_not_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("samebits.core.health.LOOKS", 1)
+    monkeypatch.setattr("samebits.core.watch.health.LOOKS", 1)
     assert any("full look" in one for one in run_hours(200).costs)
 
 

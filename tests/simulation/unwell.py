@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from samebits.core.agent_events import Observed
-from samebits.core.health import HealthWatch, Limit, Reading
+from samebits.core.agent.events import Observed
 from samebits.core.reports import HealthReport, Sign
+from samebits.core.watch.health import HealthWatch, Limit, Reading
 
 if TYPE_CHECKING:
     from tests.simulation.worker import Worker

@@ -11,8 +11,8 @@ import enum
 from collections import deque
 from typing import TYPE_CHECKING
 
-from samebits.core.agent import AgentPolicy
-from samebits.core.agent_events import (
+from samebits.core.agent.agent import AgentPolicy
+from samebits.core.agent.events import (
     Addressed,
     AgentEvent,
     Answered,
@@ -42,6 +42,7 @@ from samebits.core.agent_events import (
 )
 from samebits.core.ends import EndKind
 from samebits.core.lines import number_of
+from samebits.core.membership.replacements import proof_of
 from samebits.core.messages import (
     PROTOCOL,
     FromScheduler,
@@ -54,7 +55,6 @@ from samebits.core.messages import (
     RoundId,
 )
 from samebits.core.point import Point
-from samebits.core.replacements import proof_of
 from samebits.core.reports import FINAL, Digest, Digests, LastWords, PeerGone, SavedPoints, StallReport
 from samebits.core.values import replace
 from tests.simulation.group import blob_of

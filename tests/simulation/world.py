@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from samebits.core.agent import AgentCore
+from samebits.core.agent.agent import AgentCore
 from samebits.core.ends import EndKind
 from samebits.core.ledger import Policy
+from samebits.core.membership.replacements import TOKEN_BYTES
 from samebits.core.ready import Ready
 from samebits.core.records import JobRebuilt, Record
-from samebits.core.replacements import TOKEN_BYTES
 from samebits.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.witness import Witness
 from tests.simulation.checkpoints import Checkpoints

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from samebits.core.key_value import KeyStore
+from samebits.core.keys.key_store import KeyStore
 from samebits.core.records import MAX_TERM
 from samebits.errors import ClaimRemovedError, StoreError, SupersededError
 from samebits.store import durable

@@ -18,7 +18,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from samebits.core.node_check import Figures, Sum
+from samebits.core.watch.node_check import Figures, Sum
 from samebits.training.process import node_check, preflight
 
 SICK = os.environ.get("SICK", "")

@@ -38,9 +38,9 @@ READ_AT_START = ("PYTHONHOME", "PYTHONSAFEPATH", "PYTHONHASHSEED", "PYTHONIOENCO
 """Variables that Python reads before it runs anything: a forked process cannot be given others."""
 TRAINING = ("filelock", "msgpack", "safetensors", "sklearn.datasets", "torch", "torch._dynamo", "xxhash", "zmq")
 TRAINING += (
-    "samebits.service.scheduler",
+    "samebits.service.scheduling.loop",
     "samebits.training.run.elastic_run",
-    "samebits.service.writer_process",
+    "samebits.service.copies.writer_process",
 )  # with it all that a worker loads
 _ROOM = "x" * 16_000  # for the command lines and environments that a warm starter's children show
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from samebits.account.event_log import read_events
 from samebits.errors import UnequalError
-from samebits.service.events import read_events
 from tests.system.job import Job
 
 pytestmark = pytest.mark.system

@@ -222,7 +222,7 @@ def _keep_writer_ready(environment: Mapping[str, str]) -> None:
     Until then it stands in the root folder and shows no environment of the job, so that nobody takes it for a part of
     it, and ends with its parent.
     """
-    if environment.get("ROLE") != "worker" or "samebits.service.writer_process" not in sys.modules:
+    if environment.get("ROLE") != "worker" or "samebits.service.copies.writer_process" not in sys.modules:
         return
     from samebits.store.checkpoint import writer
 

@@ -10,7 +10,7 @@ from torch import nn
 from samebits.core.point import Point
 from samebits.errors import GenerationEndedError
 from samebits.training.state.base_state import State
-from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.torch_state import TorchState
 
 

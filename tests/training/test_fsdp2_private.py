@@ -10,7 +10,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
 
 from samebits.training import fsdp2_private
-from samebits.training.sharding import riding
+from samebits.training.sharding import regrouping
 from tests.training.sharding.worlds import loss_of, sharded_model, world
 
 
@@ -80,7 +80,7 @@ def test_a_cut_off_iteration_leaves_nothing(by_hand: bool, monkeypatch: pytest.M
         root, below = fsdp_states(model)
         groups = [group for state in (root, below) for group in fsdp2_private.groups_of(state)]
         assert any(not group.is_sharded for group in groups) and root._state_ctx.post_backward_final_callback_queued
-        riding.reset(model)  # the gradients, and then all else by the function that is probed
+        regrouping.reset(model)  # the gradients, and then all else by the function that is probed
         assert all(group.is_sharded and not group._post_forward_indices for group in groups)
         assert not root._state_ctx.post_backward_final_callback_queued and root._state_ctx.iter_forward_root is None
         loss_of(model, 1).backward()

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from samebits.core.events import Event, Kind
-from samebits.core.goodput import Bucket, goodput_of
-from samebits.core.recoveries import Recovery, recoveries_of
+from samebits.account.event_log import asked_events, events_in, merged, read_events
+from samebits.account.events import Event, Kind
+from samebits.account.goodput import Bucket, goodput_of
+from samebits.account.recoveries import Recovery, recoveries_of
 from samebits.errors import StoreError, UsageError
-from samebits.service.events import asked_events, events_in, merged, read_events
 from samebits.store.event_log import Tail
 
 LOOK_S = 0.25

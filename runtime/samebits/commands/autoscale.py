@@ -1,6 +1,6 @@
 """``samebits autoscale``: decide at intervals how many workers the job should have, and start or release them.
 
-The policy is in ``core.autoscale``. Each decision is printed with its reason; ``--dry-run`` only prints.
+The policy is in ``hosts.autoscale``. Each decision is printed with its reason; ``--dry-run`` only prints.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from samebits import config
 from samebits.commands.recover import look
 from samebits.commands.scale import bring_to, view_of
 from samebits.config import Settings
-from samebits.core.autoscale import Autoscaler, Decision, Limits, Reading
 from samebits.errors import SameBitsError, UsageError
+from samebits.hosts.autoscale import Autoscaler, Decision, Limits, Reading
 from samebits.hosts.autoscale_export import KINDS, manifest
 from samebits.hosts.discovery import ask, words_of
 from samebits.launcher import job_spec

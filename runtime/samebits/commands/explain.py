@@ -1,6 +1,6 @@
 """``explain``: print the tables of variables, exit codes and causes, for people, for pages and for programs.
 
-The tables are those that decide: ``samebits.config``'s, ``samebits.exit_codes``' and ``samebits.core.cause_table``'s.
+The tables are those that decide: ``samebits.config``'s, ``samebits.exit_codes``' and ``samebits.core.causes.table``'s.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Sequence
 
 from samebits import config, errors
-from samebits.core.cause_table import TABLE, CauseClass, Retry, Row, Strategy
+from samebits.core.causes.table import TABLE, CauseClass, Retry, Row, Strategy
 from samebits.core.hangs import Hang
 from samebits.errors import UsageError
 from samebits.exit_codes import EXIT_CODES, ExitCode, exit_code_table, exit_code_table_zh

@@ -6,11 +6,11 @@ import argparse
 from collections.abc import Sequence
 
 from samebits import strict_json
+from samebits.account.event_log import line_of
+from samebits.account.events import Kind
 from samebits.account.history import EventStream, account, line, required_events, summary
-from samebits.core.events import Kind
 from samebits.launcher import job_spec
 from samebits.option_types import whole
-from samebits.service.events import line_of
 
 _QUIET = {Kind.STEP, Kind.CARRIED}
 

@@ -1,7 +1,7 @@
 """``samebits keep``: run one process of a job as a container's own, restarting it as long as that can help.
 
-``core.escalation`` decides at which level to try next. The exit status tells the container engine what to do: restart
-this container, recreate the whole job (92), or nothing.
+``core.causes.escalation`` decides at which level to try next. The exit status tells the container engine what to do:
+restart this container, recreate the whole job (92), or nothing.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 from samebits import config
 from samebits.config import Role, Settings
-from samebits.core.escalation import Escalation, Level, Step, Tried, levels_of
+from samebits.core.causes.escalation import Escalation, Level, Step, Tried, levels_of
 from samebits.errors import LevelsSpentError, SameBitsError, StoreError, UsageError
 from samebits.exit_codes import codes_to_give_up_at
 from samebits.launcher.interrupts import Signals

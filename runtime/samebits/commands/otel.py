@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from samebits import strict_json
 from samebits.account.history import EventStream, required_events
-from samebits.core.spans import Span, Spans
+from samebits.account.spans import Span, Spans
 from samebits.errors import UsageError
 from samebits.launcher import job_spec
 

@@ -1,8 +1,8 @@
 """Replicas that should agree: merge versioned values, compare states, and choose one if they differ.
 
-``StateSynchronization`` merges by version (``core.key_value.newest``). ``ConsistencyProtocol`` and
-``ConsistencyRecovery`` use ``core.equality.judge``, as a job does with the digests of its ranks. Values are compared by
-the xxh3_128 hash of their msgpack encoding; nothing is pickled or evaluated.
+``StateSynchronization`` merges by version (``core.keys.key_store.newest``). ``ConsistencyProtocol`` and
+``ConsistencyRecovery`` use ``core.watch.equality.judge``, as a job does with the digests of its ranks. Values are
+compared by the xxh3_128 hash of their msgpack encoding; nothing is pickled or evaluated.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any, Protocol
 import msgpack
 import xxhash
 
-from samebits.core.equality import Judgement, judge
-from samebits.core.key_value import Versioned, newest
+from samebits.core.keys.key_store import Versioned, newest
+from samebits.core.watch.equality import Judgement, judge
 from samebits.errors import UnequalError, UsageError
 
 __all__ = ["ConsistencyProtocol", "ConsistencyRecovery", "StateSynchronization", "Strategy"]

@@ -1,6 +1,6 @@
 """``samebits.HealthChecker``: what is wrong with this host, without a job.
 
-The sensors are those of ``service.health``. The limits and their hysteresis are those of ``core.health``.
+The sensors are those of ``service.health``. The limits and their hysteresis are those of ``core.watch.health``.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from samebits.core.health import HealthWatch, Limit, said
 from samebits.core.reports import Sign
+from samebits.core.watch.health import HealthWatch, Limit, said
 from samebits.errors import UsageError
 from samebits.service.health.host_health import nearest, readings
 

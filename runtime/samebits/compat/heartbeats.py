@@ -1,7 +1,7 @@
 """``samebits.HeartbeatDetector``: find silent nodes, for programs that watch their own processes.
 
-A lease is renewed by every heartbeat and ends by silence, as in the scheduler (``core.leases``). A pause of the
-watching process does not count as silence.
+A lease is renewed by every heartbeat and ends by silence, as in the scheduler (``core.membership.leases``). A pause of
+the watching process does not count as silence.
 """
 
 from __future__ import annotations

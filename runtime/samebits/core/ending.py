@@ -10,18 +10,18 @@ the end of its script: whatever runs after ``train(state)`` may save, evaluate o
 
 from __future__ import annotations
 
-from samebits.core.admission import Admission
-from samebits.core.cause_table import WRONG_GRADIENT, Observation, Retry, Row
-from samebits.core.causes import Causes
+from samebits.core.causes.restarts import NO_WORKER_LEFT
+from samebits.core.causes.table import WRONG_GRADIENT, Observation, Retry, Row
 from samebits.core.ends import EndKind
 from samebits.core.ledger import NAMED, Ledger
+from samebits.core.membership.admission import Admission
+from samebits.core.membership.world import World
 from samebits.core.messages import EndJob
 from samebits.core.ready import Ended, Level
 from samebits.core.records import CauseFound, JobFinished, JobInterrupted
-from samebits.core.rendezvous import Rendezvous
-from samebits.core.restarts import NO_WORKER_LEFT
+from samebits.core.rounds.first_losses import Causes
+from samebits.core.rounds.rendezvous import Rendezvous
 from samebits.core.state import Seat
-from samebits.core.world import World
 
 END_GRACE_S = 10.0  # how long the job's end waits for its workers to leave
 

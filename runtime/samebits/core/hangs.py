@@ -1,7 +1,7 @@
 """What holds a process up: the kinds of it, and how those from whom no word comes are told apart.
 
 Here live the kinds, what somebody on a process's host can see of it, and the words for both. Never here: how it is
-looked at (``service.sights``), or what is done about it (``cause_table``). The one idea: a process that says nothing
+looked at (``service.sights``), or what is done about it (``causes.table``). The one idea: a process that says nothing
 may be stopped, hold Python's lock, wait in the kernel or be cut off, and which of them it is shows from outside: in the
 state that the kernel gives it, and in the moment at which its control thread last ran.
 """

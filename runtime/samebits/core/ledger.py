@@ -12,17 +12,49 @@ import enum
 import heapq
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
-from samebits.core.cause_table import DEFAULT, CauseTable, Notice
+from samebits.core.causes.table import DEFAULT, CauseTable, Notice
 from samebits.core.hangs import Hang, Sight
 from samebits.core.messages import Activity, FromScheduler, Pairs, Process, ProcessEnded, Refusal, Refused, RoundId
 from samebits.core.ready import Level, Ready, Send
 from samebits.core.records import GenerationCommitted, Record, SeatGranted, SeatRetired, SlotGiven
 from samebits.core.reports import Figure
 from samebits.core.state import JobState, Seat
-from samebits.core.witnesses import Witnesses
+
+Member: TypeAlias = tuple[str, int]
+"""A node and its incarnation."""
+
+MOST_GENERATIONS = 64
+"""Of the last ones, so many are remembered."""
+
+
+class Witnesses:
+    """Of one scheduler start; one that has just started takes everybody at its own word."""
+
+    def __init__(self) -> None:
+        self._took: dict[int, Mapping[Member, Member]] = {}  # by generation: who → from whom
+
+    def begin(self, generation: int, members: Sequence[Member], sources: Mapping[int, int]) -> None:
+        """A generation begins, and these ranks become what others send them.
+
+        Args:
+            generation: its number.
+            members: by rank.
+            sources: rank → the rank whose state it takes.
+        """
+        self._took[generation] = {members[rank]: members[source] for rank, source in sources.items()}
+        self._took.pop(generation - MOST_GENERATIONS, None)
+
+    def origins(self, members: Sequence[Member], since: int) -> dict[int, Member]:
+        """By rank: whose state it holds, as it was before the first generation behind ``since`` began."""
+        origins: dict[Member, Member] = {}
+        for _, took in sorted(one for one in self._took.items() if one[0] > since):
+            origins |= {member: origins.get(source, source) for member, source in took.items()}
+        return {rank: origins.get(member, member) for rank, member in enumerate(members)}
+
 
 NAMED = 12  # how many nodes a sentence names before it counts the rest
 MOST_NOTICES = 16

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from samebits.core.ends import EndKind
-from samebits.core.key_records import KeyRecord
+from samebits.core.keys.key_records import KeyRecord
 from samebits.core.messages import FromScheduler, KeyAnswer
 from samebits.core.records import Record
 

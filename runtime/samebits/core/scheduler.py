@@ -10,21 +10,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from samebits.core.admission import Admission
-from samebits.core.cause_table import CauseClass, Notice, Row
-from samebits.core.causes import observed
-from samebits.core.consistency import Consistency
-from samebits.core.departures import ask_to_leave
-from samebits.core.durable_points import DurablePoints
+from samebits.core.causes.remedies import Means, judged
+from samebits.core.causes.table import CauseClass, Notice, Row
 from samebits.core.ending import Ending
 from samebits.core.ends import EndKind
-from samebits.core.equality import Equality
 from samebits.core.hangs import Sight
-from samebits.core.key_records import KeyRecord
-from samebits.core.key_value import CALLERS_A_SEAT, FEW_CALLERS, KeyStore, replay
-from samebits.core.leases import Leases
+from samebits.core.keys.key_records import KeyRecord
+from samebits.core.keys.key_store import CALLERS_A_SEAT, FEW_CALLERS, KeyStore, replay
 from samebits.core.ledger import Ledger, Policy, Presence
-from samebits.core.lost_records import told_more
+from samebits.core.membership.admission import Admission
+from samebits.core.membership.departures import ask_to_leave
+from samebits.core.membership.leases import Leases
+from samebits.core.membership.rebuild import Rebuild
+from samebits.core.membership.repeats import Repeats
+from samebits.core.membership.world import World
 from samebits.core.messages import (
     Activity,
     Credential,
@@ -45,13 +44,8 @@ from samebits.core.messages import (
     StopJob,
 )
 from samebits.core.point import Point
-from samebits.core.progress import Watch
 from samebits.core.ready import Level, Ready
-from samebits.core.rebuild import Rebuild
 from samebits.core.records import CauseFound, JobCreated, TermStarted, TrainingFinished
-from samebits.core.remedies import Means, judged
-from samebits.core.rendezvous import Rendezvous
-from samebits.core.repeats import Repeats
 from samebits.core.reports import (
     Anomaly,
     Digests,
@@ -64,11 +58,17 @@ from samebits.core.reports import (
     StallReport,
     StepTiming,
 )
-from samebits.core.standstill import Standstill
+from samebits.core.rounds.durable_points import DurablePoints
+from samebits.core.rounds.first_losses import observed
+from samebits.core.rounds.lost_records import told_more
+from samebits.core.rounds.rendezvous import Rendezvous
 from samebits.core.state import JobState, Seat
-from samebits.core.stragglers import Stragglers
-from samebits.core.unwell_hosts import UnwellHosts
-from samebits.core.world import World
+from samebits.core.watch.consistency import Consistency
+from samebits.core.watch.equality import Equality
+from samebits.core.watch.host_health import UnwellHosts
+from samebits.core.watch.progress import Watch
+from samebits.core.watch.standstill import Standstill
+from samebits.core.watch.stragglers import Stragglers
 
 MAX_FENCED = 1000
 STATUS_WAIT_S = 30.0  # how long a script that left may take to end, so that its launcher can tell its exit status

@@ -19,9 +19,9 @@ from http import HTTPStatus
 from starlette.requests import ClientDisconnect, Request
 
 from samebits import strict_json
+from samebits.account.events import MAX_TEXT, Event, Kind
 from samebits.commands import scale
 from samebits.config import Settings
-from samebits.core.events import MAX_TEXT, Event, Kind
 from samebits.dashboard.guard import uid_of
 from samebits.errors import SameBitsError, UsageError
 from samebits.launcher import job_spec

@@ -21,7 +21,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 
 from samebits import strict_json
-from samebits.core.events import Event
+from samebits.account.events import Event
 from samebits.dashboard.actions import Actions
 from samebits.dashboard.connections import TRUST
 from samebits.dashboard.guard import ACTION, HEADERS, Guard, cookie_of, uid_of

@@ -15,16 +15,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from samebits.account.event_log import asked_events, events_in, merged
+from samebits.account.events import Event, Kind
+from samebits.account.goodput import Bucket, Goodput
+from samebits.account.recoveries import Recoveries
 from samebits.config import Settings
-from samebits.core.events import Event, Kind
-from samebits.core.goodput import Bucket, Goodput
-from samebits.core.recoveries import Recoveries
 from samebits.errors import JournalDamagedError, StoreError
 from samebits.launcher import job_spec
 from samebits.launcher.job_view import JobView, WorkerView, stored_view
 from samebits.launcher.processes import SCHEDULER, name_of, replaced_names
 from samebits.launcher.scheduler_link import Linked, SchedulerLink, Unlinked
-from samebits.service.events import asked_events, events_in, merged
 from samebits.store import event_log
 from samebits.store.event_log import Tail
 

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from samebits import strict_json
-from samebits.core.autoscale import Limits
 from samebits.errors import UsageError
+from samebits.hosts.autoscale import Limits
 
 KINDS = ("hpa", "keda", "adapter")
 QUEUE_METRIC = "samebits_queue"

@@ -1,6 +1,6 @@
 """The driver of a job whose hosts come and go, and the script that it asks for them.
 
-``core.placement`` decides which worker runs on which host. The job spec is changed before anything is done: nodes with
+``hosts.placement`` decides which worker runs on which host. The job spec is changed before anything is done: nodes with
 a host belong to the job, hosts' nodes that it no longer lists are leaving. So kill -9 of a driver changes nothing, and
 the next one continues. The script runs in a thread, bounded in time and output.
 """
@@ -22,11 +22,12 @@ from pathlib import Path
 
 from samebits import config
 from samebits.config import OF_A_SHELL, Settings
-from samebits.core.hosts import Host, Resting, parse
+from samebits.core.causes.restarts import Backoff
 from samebits.core.lines import number_of, root_of, successor_of
-from samebits.core.placement import Placement, Reason
-from samebits.core.restarts import Backoff
+from samebits.core.messages import Decision
 from samebits.errors import SameBitsError, UsageError
+from samebits.hosts.host_list import Host, Resting, parse
+from samebits.hosts.placement import Placement
 from samebits.launcher import job_spec
 from samebits.launcher.follower import Turn
 from samebits.launcher.job_spec import JobSpec, program_of
@@ -275,7 +276,7 @@ class Discovery:
         host = None if kept is None else kept.hosts.get(node)
         if kept is None or host is None or node not in (kept.nodes or ()):
             return False
-        reason: Reason | None
+        reason: Decision | None
         if status == LAUNCHER_FAILED and not is_here(host):
             why = f"what starts it there ended with status {status}"
             reason = self._placement.failed(node, host, now, why)
@@ -413,7 +414,7 @@ class Discovery:
             )
         if due:
             text = self._turn.lines[-1] if new else ""
-            self._turn.decisions.append(Reason(text, tuple(due)))
+            self._turn.decisions.append(Decision(text, tuple(due)))
 
     def _ask_to_leave(self, leaving: Mapping[str, str], now_asked: Iterable[str], now: float) -> None:
         """Those of this machine by a signal, once; those elsewhere over the scheduler, until they are gone."""
@@ -431,7 +432,7 @@ class Discovery:
         ]
         self._told |= dict.fromkeys([*due, *asked], now)
         if due:
-            self._turn.decisions.append(Reason("", tuple(due)))
+            self._turn.decisions.append(Decision("", tuple(due)))
 
     def _forget_gone(self, kept: JobSpec, view: JobView, now: float) -> JobSpec:
         """Forget leaving nodes whose process has ended, and end processes that hold an empty seat."""
@@ -468,10 +469,10 @@ class Discovery:
     def _keep(self, kept: JobSpec) -> None:
         job_spec.keep(self._settings.log_dir, kept)
 
-    def _decide(self, reason: Reason, elsewhere: Collection[str] = ()) -> None:
+    def _decide(self, reason: Decision, elsewhere: Collection[str] = ()) -> None:
         self._say(reason.text)
         drain = tuple(node for node in reason.drain if node in elsewhere)  # the others get a signal
-        self._turn.decisions.append(Reason(reason.text, drain))
+        self._turn.decisions.append(Decision(reason.text, drain))
 
     def _say(self, text: str) -> None:
         self._turn.lines.append(text)

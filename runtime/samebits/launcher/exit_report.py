@@ -10,8 +10,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from samebits.core.causes.restarts import Sort, is_usage_error
 from samebits.core.ends import EndKind
-from samebits.core.restarts import Sort, is_usage_error
 from samebits.launcher.job_view import JobView
 from samebits.launcher.processes import Death
 from samebits.launcher.supervising import GivenUp

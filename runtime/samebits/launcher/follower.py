@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Protocol
 
 from samebits.config import Settings
-from samebits.core.cause_table import Observation
-from samebits.core.placement import Reason
-from samebits.core.restarts import Loss, Sort, sort_of
+from samebits.core.causes.restarts import Loss, Sort, sort_of
+from samebits.core.causes.table import Observation
+from samebits.core.messages import Decision
 from samebits.errors import ForeignFolderError, JournalDamagedError, SameBitsError, StoreError
 from samebits.launcher import end_summary, job_spec
 from samebits.launcher.exit_report import Verdict, verdict_of
@@ -134,7 +134,7 @@ class Turn:
     """The result of a driver's turn: lines to print, decisions for the scheduler's history, and workers it started."""
 
     lines: list[str] = field(default_factory=list)
-    decisions: list[Reason] = field(default_factory=list)
+    decisions: list[Decision] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
 
 

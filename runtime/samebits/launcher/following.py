@@ -10,9 +10,9 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
+from samebits.core.causes.restarts import NO_WORKER_LEFT
 from samebits.core.ends import EndKind
 from samebits.core.lines import replaces
-from samebits.core.restarts import NO_WORKER_LEFT
 from samebits.launcher.exit_report import (
     FINISHED,
     MISSING_LINES,

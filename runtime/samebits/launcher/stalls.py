@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from samebits.config import Settings
-from samebits.core.cause_table import DEFAULT, CauseTable, Strategy
+from samebits.core.causes.table import DEFAULT, CauseTable, Strategy
 from samebits.core.hangs import SILENT_KINDS, Hang, Sight, fix_of, told_apart
 from samebits.errors import StoreError
 from samebits.launcher.job_view import JobView, Presence, WorkerView

@@ -22,8 +22,8 @@ from pathlib import Path
 
 from samebits import config
 from samebits.config import Settings
+from samebits.core.causes.restarts import Again, Backoff, Loss, Never, Restarts
 from samebits.core.lines import may_be_replaced, root_of, successor_of
-from samebits.core.restarts import Again, Backoff, Loss, Never, Restarts
 from samebits.errors import SameBitsError
 from samebits.launcher import job_spec
 from samebits.launcher.job_spec import JobSpec, program_of

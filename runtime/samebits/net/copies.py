@@ -1,8 +1,8 @@
 """Copies of restore points between two hosts: what sender and keeper say, and the two sockets they say it over.
 
-Here live the messages, their bounds and the encryption; who sends what when is ``service.buddy``'s. The one idea: the
-keeper answers every piece, and the sender never has more than ``WINDOW_BYTES`` unanswered, so that neither end holds
-more of a point outside the slots than that, however large it is and however slow the other end.
+Here live the messages, their bounds and the encryption; who sends what when is ``service.copies.buddy``'s. The one
+idea: the keeper answers every piece, and the sender never has more than ``WINDOW_BYTES`` unanswered, so that neither
+end holds more of a point outside the slots than that, however large it is and however slow the other end.
 
 With a secret both sockets speak CURVE (``curve``). The keeper is CURVE's server, with the workers' key pair: its public
 half is as secret as the rest, and without it no handshake can even be asked for (RFC 26, section 6.2), so whoever gets

@@ -23,8 +23,8 @@ from types import FrameType
 from typing import NoReturn, TypeVar
 
 from samebits.config import Settings, fixed_settings
-from samebits.core.agent import AgentCore, AgentPolicy
-from samebits.core.agent_events import (
+from samebits.core.agent.agent import AgentCore, AgentPolicy
+from samebits.core.agent.events import (
     Addressed,
     AgentEvent,
     AgentReady,
@@ -61,9 +61,9 @@ from samebits.core.agent_events import (
     Trains,
     Waits,
 )
-from samebits.core.elsewhere import LookElsewhere
+from samebits.core.agent.failover import LookElsewhere
+from samebits.core.agent.key_calls import MAX_OPEN_CALLS
 from samebits.core.ends import EndKind
-from samebits.core.key_calls import MAX_OPEN_CALLS
 from samebits.core.messages import Admitted, GenerationStarted, Holdings, KeyAnswer, KeyOp, Place
 from samebits.core.point import Point
 from samebits.core.reports import (
@@ -99,8 +99,7 @@ from samebits.service import clock, log
 from samebits.service.health.device_look import WatchedDevice
 from samebits.service.health.host_health import HealthLook
 from samebits.service.health.preemption import PreemptionLook
-from samebits.service.host import this_process
-from samebits.service.launched import proof_for
+from samebits.service.host import proof_for, this_process
 from samebits.service.process_state import DeathWatch, LifeSign, Sightings, Whereabouts
 from samebits.store.process_identity import ProcessIdentity
 

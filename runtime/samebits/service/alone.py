@@ -19,7 +19,7 @@ from samebits.core.ready import Ended
 from samebits.errors import ListenError, SameBitsError, StoreError
 from samebits.net.address import free_port, loopback
 from samebits.service import log, status
-from samebits.service.scheduler import SchedulerService
+from samebits.service.scheduling.loop import SchedulerService
 from samebits.store.durable import move_aside
 
 END_S = 5.0  # what the journal's last record may take

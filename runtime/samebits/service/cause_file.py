@@ -8,7 +8,7 @@ import tomllib
 from typing import Any
 
 from samebits.config import Settings
-from samebits.core.cause_table import DEFAULT, CauseClass, CauseTable, Retry, Row, Strategy
+from samebits.core.causes.table import DEFAULT, CauseClass, CauseTable, Retry, Row, Strategy
 from samebits.core.hangs import Hang
 from samebits.errors import SettingsError
 from samebits.named_file import read_named_file

@@ -2,10 +2,26 @@
 
 from __future__ import annotations
 
+from samebits.config import Settings
+from samebits.core.lines import number_of
+from samebits.core.membership.replacements import proof_of
 from samebits.core.messages import Process
 from samebits.net.address import loopback as loopback
 from samebits.net.descriptors import raise_descriptor_limit as raise_descriptor_limit
+from samebits.store.owner import read_owner, read_token
 from samebits.store.process_identity import ProcessIdentity, host_id
+
+
+def proof_for(settings: Settings, node: str, session: str) -> bytes:
+    """The proof of this session of this node; empty where it is no replacement, or no launcher has left a token.
+
+    Raises:
+        StoreError: what lies in LOG_DIR cannot be believed.
+    """
+    if number_of(node) == 0 or not settings.enable_recovery:
+        return b""
+    token, owner = read_token(settings.log_dir), read_owner(settings.log_dir)
+    return proof_of(token, owner.job, node, session) if token and owner is not None else b""
 
 
 def this_process(device: str) -> Process:

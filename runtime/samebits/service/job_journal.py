@@ -11,8 +11,8 @@ from pathlib import Path
 
 from samebits.config import Settings, fixed_settings
 from samebits.core import records
+from samebits.core.membership.rebuild import from_points
 from samebits.core.point import Point
-from samebits.core.rebuild import from_points
 from samebits.core.records import Record
 from samebits.core.state import JobState
 from samebits.errors import JournalDamagedError, ProtocolError, StoreError

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from samebits import strict_json
-from samebits.core.cause_kinds import Observation
+from samebits.core.causes.kinds import Observation
 from samebits.core.hangs import SILENT_KINDS, Sight
 from samebits.core.ledger import NAMED
 from samebits.core.messages import (

@@ -18,7 +18,7 @@ torn, a torn batch is dropped whole, and nothing of it was ever spoken of. What 
 
 A changed byte inside the last, synced batch cannot be told from a torn write by any journal without a second copy; it
 is cut like one, and what is cut is kept. Nor does a file that ends where a batch ends say that there were more: the
-job's workers do, when they resume (``core.lost_records``).
+job's workers do, when they resume (``core.rounds.lost_records``).
 
 Checksums are xxh3_64: 64 bits make a chance hit impossible where 32 would not be (every marker-like byte sequence is
 tried), it is several times faster than zlib.crc32, and it takes a seed. The seed is the file's nonce plus the batch's

@@ -18,7 +18,7 @@ from samebits.errors import CommunicationError, HostsUpdatedInterrupt, UsageErro
 from samebits.service import log
 from samebits.service.agent import Agent
 from samebits.store.retaken_report import RetakenReport, write_report
-from samebits.training.checkpoint.kept_states import bytes_in, has_room_for
+from samebits.training.checkpoint.rollback_copies import bytes_in, has_room_for
 from samebits.training.group import ddp
 from samebits.training.group.calling_place import calling_place, place_of
 from samebits.training.process import context
@@ -26,12 +26,12 @@ from samebits.training.process.context import Worker
 from samebits.training.run.elastic_run import ElasticRun
 from samebits.training.run.retaken_steps import Extent, RetakenSteps
 from samebits.training.state.base_state import State
+from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.handlers import StateHandler, register_handler
-from samebits.training.state.hidden_state import Finding, HiddenStateLook, sentence_of
 from samebits.training.state.local_sgd import LocalSGD
-from samebits.training.state.loop_habits import OutsideCounters
 from samebits.training.state.object_state import ObjectState
-from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.script.hidden_state import Finding, HiddenStateLook, sentence_of
+from samebits.training.state.script.loop_habits import OutsideCounters
 from samebits.training.state.torch_state import TorchState
 
 __all__ = [

@@ -1,7 +1,7 @@
 """What differs between versions of torch inside FSDP2: each difference behind one function, as in ``torch_private``.
 
 Each function says what it relies on; ``tests/training/test_fsdp2_private.py`` probes it. Never here: what is the same
-in all versions that were tried, which ``sharding/riding.py`` touches itself.
+in all versions that were tried, which ``sharding/regrouping.py`` touches itself.
 """
 
 from __future__ import annotations

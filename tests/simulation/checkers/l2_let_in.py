@@ -7,7 +7,7 @@ that waited in its queue, so a worker may hear several refusals after the last w
 
 from __future__ import annotations
 
-from samebits.core.agent_events import ToldToWait
+from samebits.core.agent.events import ToldToWait
 from samebits.core.messages import Refusal, Refused
 from tests.simulation.checkers.base import EPSILON_S, Checker
 from tests.simulation.checkers.deadlines import HEARTBEAT_INTERVAL_S, SOME_MESSAGES_S

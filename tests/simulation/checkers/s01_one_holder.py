@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebits.core.agent_events import Began
+from samebits.core.agent.events import Began
 from samebits.core.records import SeatGranted, SlotGiven
 from samebits.core.scheduler import Event
 from tests.simulation.checkers.base import Checker

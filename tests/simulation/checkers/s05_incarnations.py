@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebits.core.agent_events import Seated
+from samebits.core.agent.events import Seated
 from samebits.core.records import JobRebuilt, SeatGranted, SpareAdmitted
 from samebits.core.scheduler import Event, SchedulerCore
 from tests.simulation.checkers.base import Checker

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebits.core.agent_events import Began, Mapped
+from samebits.core.agent.events import Began, Mapped
 from samebits.core.messages import AddressMap, GenerationStarted, Place
 from samebits.core.records import GenerationCommitted
 from samebits.core.scheduler import Event

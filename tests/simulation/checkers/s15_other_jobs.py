@@ -7,7 +7,7 @@ kind at all, is never taken in, and leaves no trace in what the scheduler knows.
 
 from __future__ import annotations
 
-from samebits.core.agent_events import Began, Over, Seated
+from samebits.core.agent.events import Began, Over, Seated
 from samebits.core.messages import Admitted, FromScheduler, GenerationStarted, Pending, Register, RoundOpened
 from samebits.core.ready import Ready
 from samebits.core.records import GenerationCommitted, JobRebuilt

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from samebits.core.agent_events import Over
+from samebits.core.agent.events import Over
 from samebits.core.point import Point
 from samebits.core.records import JobFinished, JobRebuilt, TrainingFinished
 from samebits.core.scheduler import Event, SchedulerCore

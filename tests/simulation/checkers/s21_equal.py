@@ -5,7 +5,7 @@ The digests that were reported are not asked: what each member's state really wa
 
 from __future__ import annotations
 
-from samebits.core.agent_events import Over
+from samebits.core.agent.events import Over
 from samebits.core.point import Point
 from samebits.core.records import PointCommitted, TrainingFinished
 from samebits.core.scheduler import Event

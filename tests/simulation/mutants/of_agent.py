@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from samebits.core.agent import AgentCore
-from samebits.core.agent_events import AgentReady, BreakGroup, Completed, Connected, Over, Trains
-from samebits.core.agent_states import LinkState
+from samebits.core.agent.agent import AgentCore
+from samebits.core.agent.events import AgentReady, BreakGroup, Completed, Connected, Over, Trains
+from samebits.core.agent.states import LinkState
 from samebits.core.messages import Activity, Fenced, GenerationStarted, Heartbeat, Refused, RoundOpened
 from samebits.core.point import Point
 from samebits.core.values import replace

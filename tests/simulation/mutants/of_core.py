@@ -83,7 +83,7 @@ class CountsRoundsAnew(SchedulerCore):
         open_round = self._rendezvous.open
 
         def open_as_in_term_one(reason: str, **how: Any) -> None:
-            with mock.patch("samebits.core.rendezvous.RoundId", lambda term, number: RoundId(1, number)):
+            with mock.patch("samebits.core.rounds.rendezvous.RoundId", lambda term, number: RoundId(1, number)):
                 open_round(reason, **how)
 
         self._rendezvous.open = open_as_in_term_one  # type: ignore[method-assign]
@@ -434,7 +434,7 @@ MUTANTS: tuple[Mutant, ...] = (
         frozenset({"S9"}),
         100,
         SchedulerCore,
-        patches={"samebits.core.rendezvous.choose": _worst},
+        patches={"samebits.core.rounds.rendezvous.choose": _worst},
     ),
     Mutant(
         "an abandoned line resumed",

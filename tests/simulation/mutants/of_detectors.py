@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from samebits.core.agent import AgentCore
+from samebits.core.agent.agent import AgentCore
 from samebits.core.hangs import Hang
 from samebits.core.messages import Depart, FromScheduler, Leave, Said
-from samebits.core.progress import LEAST_PATIENCE_S, TIMEOUTS, Watch
 from samebits.core.reports import StallReport
 from samebits.core.scheduler import SchedulerCore
-from samebits.core.standstill import Member, Standstill
 from samebits.core.state import Seat
+from samebits.core.watch.progress import LEAST_PATIENCE_S, TIMEOUTS, Watch
+from samebits.core.watch.standstill import Member, Standstill
 from tests.simulation.mix import Naming
 from tests.simulation.mutants.mutant import Mutant
 
@@ -139,7 +139,7 @@ MUTANTS = (
         "whoever stands still is ended",
         frozenset({"S22"}),
         30,
-        patches={"samebits.core.progress.judge": _blames_all},
+        patches={"samebits.core.watch.progress.judge": _blames_all},
         changes=HANGS,
     ),
     Mutant("a pause is a hang", frozenset({"S22"}), 50, _with_watch(_patience_s=_without_patience), changes=HANGS),
@@ -154,7 +154,11 @@ MUTANTS = (
         "who was suspended is held", frozenset({"S22"}), 200, _with_watch(_is_over=_does_not_look_on), changes=STOPS
     ),
     Mutant(
-        "one full look is enough", frozenset({"S22"}), 50, patches={"samebits.core.health.LOOKS": 1}, changes=SPIKES
+        "one full look is enough",
+        frozenset({"S22"}),
+        50,
+        patches={"samebits.core.watch.health.LOOKS": 1},
+        changes=SPIKES,
     ),
     Mutant(
         "a hang that comes again is ended as soon",

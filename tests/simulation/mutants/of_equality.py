@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from samebits.core.durable_points import DurablePoints
-from samebits.core.equality import Equality, Key
 from samebits.core.point import Point
+from samebits.core.rounds.durable_points import DurablePoints
 from samebits.core.scheduler import SchedulerCore
+from samebits.core.watch.equality import Equality, Key
 from tests.simulation.mutants.mutant import Mutant
 
 

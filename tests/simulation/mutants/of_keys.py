@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from samebits.core import key_value
-from samebits.core.agent import AgentCore
-from samebits.core.key_records import KeyDeleted, KeyRecord, KeyWritten
-from samebits.core.key_value import KeyReady, KeyStore
+from samebits.core.agent.agent import AgentCore
+from samebits.core.keys import key_store
+from samebits.core.keys.key_records import KeyDeleted, KeyRecord, KeyWritten
+from samebits.core.keys.key_store import KeyReady, KeyStore
 from samebits.core.messages import FromScheduler, KeyAnswer, KeyCall
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.state import Seat
@@ -33,7 +33,7 @@ class WritesNothing(SchedulerCore):
 
 
 def _forgets_answers(records: Iterable[KeyRecord], term: int) -> KeyStore:
-    return key_value.replay(
+    return key_store.replay(
         (replace(one, session="") if isinstance(one, KeyWritten | KeyDeleted) else one for one in records), term
     )
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from samebits.core.durable_points import DurablePoints
 from samebits.core.messages import CommittedPoint, GenerationStarted, Said
 from samebits.core.point import Point
 from samebits.core.ready import Ready
 from samebits.core.records import PointCommitted
 from samebits.core.reports import SavedPoints
+from samebits.core.rounds.durable_points import DurablePoints
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.state import Seat
 from samebits.core.values import replace
@@ -105,7 +105,7 @@ MUTANTS = (
         "trains from the beginning where every point is lost",
         frozenset({"S9"}),
         100,
-        patches={"samebits.core.rendezvous.lost_progress": lambda found, committed, joined: ""},
+        patches={"samebits.core.rounds.rendezvous.lost_progress": lambda found, committed, joined: ""},
         changes=NO_DISKS,
     ),
     Mutant("another slot's copy is lent", frozenset({"S9"}), 100, _LendsAnothers, changes=LOST_DISKS),

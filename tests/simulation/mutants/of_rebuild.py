@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from samebits.core.membership.rebuild import Agreement, _in_agreement
 from samebits.core.messages import Register
 from samebits.core.point import Cut
-from samebits.core.rebuild import Agreement, _in_agreement
 from samebits.core.records import JobRebuilt, Record
 from samebits.core.scheduler import SchedulerCore
 from samebits.core.values import replace
@@ -75,14 +75,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "rebuild: one member speaks for all",
         frozenset({"S15"}),
         100,
-        patches={"samebits.core.rebuild._is_majority": lambda said, reports: True},
+        patches={"samebits.core.membership.rebuild._is_majority": lambda said, reports: True},
         changes=WIPES,
     ),
     Mutant(
         "rebuild: members of any generation agree",
         frozenset({"S15"}),
         100,
-        patches={"samebits.core.rebuild._in_agreement": _whatever_their_generation},
+        patches={"samebits.core.membership.rebuild._in_agreement": _whatever_their_generation},
         changes=REPLACED,
     ),
     Mutant(

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from unittest import mock
 
-from samebits.core.agent import AgentCore
+from samebits.core.agent.agent import AgentCore
+from samebits.core.membership.replacements import Claim, Replacements
 from samebits.core.messages import Holdings, Place, Register, RoundOpened
 from samebits.core.ready import Ready
 from samebits.core.records import GenerationCommitted, SeatRetired, SlotGiven
-from samebits.core.replacements import Claim, Replacements
 from samebits.core.scheduler import Event, SchedulerCore
 from samebits.core.state import Seat
 from samebits.core.values import replace
@@ -187,14 +187,14 @@ MUTANTS: tuple[Mutant, ...] = (
         "a proof is not compared",
         frozenset({"S3"}),
         30,
-        patches={"samebits.core.replacements.Replacements.is_proven": _believes_every_proof},
+        patches={"samebits.core.membership.replacements.Replacements.is_proven": _believes_every_proof},
         changes=REPLACED,
     ),
     Mutant(
         "a spent number is taken again",
         frozenset({"S3", "S5"}),
         60,
-        patches={"samebits.core.replacements.Replacements.claim": _takes_spent_numbers},
+        patches={"samebits.core.membership.replacements.Replacements.claim": _takes_spent_numbers},
         changes=REPLACED,
     ),
     Mutant(
@@ -225,7 +225,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "a memory that was overtaken is believed",
         frozenset({"S9", "S10"}),
         300,
-        patches={"samebits.core.rendezvous.must_look": _never_looks},
+        patches={"samebits.core.rounds.rendezvous.must_look": _never_looks},
         changes={"has_memory": True, "p_dirty": 0.5},
     ),
     Mutant("a gentle round is never hardened", frozenset({"L1", "L3", "L5"}), 300, NeverHardens, changes=GROWTH),

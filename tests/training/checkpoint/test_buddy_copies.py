@@ -16,7 +16,7 @@ import torch
 from samebits.core.messages import Copy
 from samebits.core.point import Point
 from samebits.errors import CheckpointError
-from samebits.service.buddy import CopyListener, brief_of
+from samebits.service.copies.buddy import CopyListener, brief_of
 from samebits.service.log import LOGGER
 from samebits.store.checkpoint import MemoryRoom, copied_slots, points_in_memory
 from samebits.training.checkpoint.kept_copies import KeptCopies

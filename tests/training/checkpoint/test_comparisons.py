@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from samebits.training.checkpoint.save_rhythm import OFTENEST, SELDOMEST, Comparisons, Measured, comparisons_by
+from samebits.training.checkpoint.save_schedule import OFTENEST, SELDOMEST, Comparisons, Measured, comparisons_by
 
 
 def at(rhythm: Comparisons, begins: int, until: int) -> list[int]:

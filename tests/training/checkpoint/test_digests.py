@@ -12,12 +12,12 @@ from samebits.core.point import Point
 from samebits.core.reports import FINAL, MAX_DIGESTS, Digest, PartKind
 from samebits.service import log
 from samebits.training.checkpoint.digests import DUE, FIRST_COMMITS, Digests
-from samebits.training.checkpoint.kept_states import KeptStates
+from samebits.training.checkpoint.rollback_copies import KeptStates
 from samebits.training.state.base_state import State
 from samebits.training.state.compared import digest_of, parts_of
+from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.local_sgd import LocalSGD
 from samebits.training.state.object_state import ObjectState
-from samebits.training.state.sampler import ElasticSampler
 from samebits.training.state.torch_state import TorchState
 
 

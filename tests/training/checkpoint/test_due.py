@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from samebits.core.messages import GenerationStarted, RoundId
-from samebits.training.checkpoint.save_rhythm import Due, FixedSteps, Timed, due_by
+from samebits.training.checkpoint.save_schedule import Due, FixedSteps, Timed, due_by
 from samebits.training.state.checkpoint_config import CheckpointConfig
 
 

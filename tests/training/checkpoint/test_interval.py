@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samebits.training.checkpoint.save_rhythm import (
+from samebits.training.checkpoint.save_schedule import (
     FURTHEST_LOOK_STEPS,
     MAX_INTERVAL_S,
     MIN_INTERVAL_S,

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from samebits.core.point import Point
-from samebits.training.checkpoint import kept_states
-from samebits.training.checkpoint.kept_states import MOST, KeptState, KeptStates, bytes_in
+from samebits.training.checkpoint import rollback_copies
+from samebits.training.checkpoint.rollback_copies import MOST, KeptState, KeptStates, bytes_in
 from samebits.training.state.compared import digest_of, parts_of
-from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.torch_state import TorchState
 
 
@@ -124,7 +124,7 @@ def test_a_copy_takes_a_quarter_of_the_memory_at_most_of_all_ranks_of_a_host(mon
     state, states = made(), KeptStates()
     size_bytes = bytes_in(state.contents())
     assert size_bytes >= 4 * 3 * (3 * 2 + 2 + 2 + 2)
-    monkeypatch.setattr(kept_states, "available_bytes", lambda: 4 * 2 * size_bytes)
+    monkeypatch.setattr(rollback_copies, "available_bytes", lambda: 4 * 2 * size_bytes)
     assert states.has_room(state.contents(), 2) and not states.has_room(state.contents(), 3)
     for number in range(MOST):
         keep(states, state, number)

@@ -23,9 +23,9 @@ from samebits.store.step_record import LogHeader, StepRecord
 from samebits.training.checkpoint.replay import Replay, weights_digest
 from samebits.training.process import context
 from samebits.training.state.checkpoint_config import CheckpointConfig, StepLog
+from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.local_sgd import LocalSGD
 from samebits.training.state.object_state import ObjectState
-from samebits.training.state.sampler import ElasticSampler
 from samebits.training.state.torch_state import TorchState
 from tests.store.disk_faults import NO_SPACE, Disk, interposed
 from tests.training.commits import Commits, small_state, train_one_step

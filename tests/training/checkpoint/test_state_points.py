@@ -11,7 +11,7 @@ from torch import nn
 
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, GenerationEndedError
-from samebits.training.checkpoint import kept_states
+from samebits.training.checkpoint import rollback_copies
 from samebits.training.checkpoint.state_points import StatePoints
 from samebits.training.group import transfer
 from samebits.training.state.torch_state import TorchState
@@ -102,7 +102,7 @@ def test_a_state_goes_back_to_what_was_kept_of_it_and_can_be_served_as_that_comm
 def test_where_no_memory_is_left_for_a_copy_the_ranks_are_compared_all_the_same(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kept_states, "available_bytes", lambda: 1000)
+    monkeypatch.setattr(rollback_copies, "available_bytes", lambda: 1000)
     model = nn.Linear(3, 2)
     state, told = TorchState(model, torch.optim.SGD(model.parameters(), lr=0.1)), process(every=5)
     reports: list[Any] = []

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from samebits.core.audits import Known, Roles, why_it_ends
-from samebits.core.cause_table import DEFAULT, WRONG_GRADIENT, Observation
+from samebits.core.causes.table import DEFAULT, WRONG_GRADIENT, Observation
 from samebits.core.reports import MAX_ANOMALY_CHARS
+from samebits.core.watch.audits import Known, Roles, why_it_ends
 from samebits.errors import UnequalError
 from samebits.training.process.exit_status import last_words, watch_threads
 from tests.system.processes import environment_of_tests

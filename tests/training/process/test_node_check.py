@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from samebits import config
-from samebits.core.agent_events import KeyAsk
-from samebits.core.key_value import KeyStore
+from samebits.core.agent.events import KeyAsk
+from samebits.core.keys.key_store import KeyStore
 from samebits.core.messages import SCHEMA, Admitted, Credential, KeyAnswer, KeyCall, KeyOp, KeyOutcome
-from samebits.core.node_check import SILENT, UNMET, WRONG, Figures, Pair, Sum
+from samebits.core.watch.node_check import SILENT, UNMET, WRONG, Figures, Pair, Sum
 from samebits.errors import KeyValueTimeoutError, PreflightError
 from samebits.training.process import node_check
 

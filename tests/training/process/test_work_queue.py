@@ -11,10 +11,10 @@ import msgspec
 import pytest
 
 import samebits
-from samebits.core.key_value import KeyStore
+from samebits.core.keys.key_store import KeyStore
+from samebits.core.keys.work_queue import MAX_PUTS
 from samebits.core.messages import MAX_VALUE_BYTES, Credential, KeyAnswer, KeyCall
 from samebits.core.point import Point
-from samebits.core.work_queue import MAX_PUTS
 from samebits.errors import GenerationEndedError, KeyValueError, UsageError
 from samebits.training.process import context
 

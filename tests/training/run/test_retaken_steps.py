@@ -19,8 +19,8 @@ from samebits.training import elastic
 from samebits.training.process import context
 from samebits.training.run.retaken_steps import Extent, Ranks, RetakenSteps
 from samebits.training.state.base_state import State
-from samebits.training.state.hidden_state import Finding, HiddenStateLook
 from samebits.training.state.object_state import ObjectState
+from samebits.training.state.script.hidden_state import Finding, HiddenStateLook
 from tests.training.commits import Commits, small_state, train_one_step
 from tests.training.state.hidden_scripts import HARMLESS, SILENT, script
 

@@ -19,7 +19,7 @@ from samebits.service import log
 from samebits.training import elastic
 from samebits.training.group import ddp
 from samebits.training.process import context
-from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.torch_state import TorchState
 
 

@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from samebits.core.reports import Phase, Progress
-from samebits.training.run import whereabouts
-from samebits.training.run.whereabouts import Whereabouts, expect_pause, phase_of, place_of
+from samebits.training.run import main_thread_probe
+from samebits.training.run.main_thread_probe import Whereabouts, expect_pause, phase_of, place_of
 
 HERE = str(Path(__file__).relative_to(Path.cwd())) if Path(__file__).is_relative_to(Path.cwd()) else Path(__file__).name
 
@@ -122,8 +122,8 @@ def test_a_lock_is_seen_in_the_line_that_takes_it(waiting: Callable[[Callable[[]
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """What ``time.monotonic`` says."""
     now = [100.0]
-    monkeypatch.setattr(whereabouts.time, "monotonic", lambda: now[0])
-    monkeypatch.setattr(whereabouts, "_pause_until", 0.0)
+    monkeypatch.setattr(main_thread_probe.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(main_thread_probe, "_pause_until", 0.0)
     return now
 
 

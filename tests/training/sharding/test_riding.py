@@ -14,7 +14,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from samebits.errors import UsageError
-from samebits.training.sharding import riding
+from samebits.training.sharding import regrouping
 from tests.training.sharding.worlds import (
     RANKS,
     locals_of,
@@ -34,12 +34,12 @@ def test_parameters_are_cut_as_fully_shard_does_it_in_a_world_of_that_size(rank:
         model = sharded_model()
         loss_of(model)  # a forward pass sets FSDP2 up, for a group of one
     with world(rank, RANKS):
-        riding.attach([model], [])
+        regrouping.attach([model], [])
         stock = sharded_model()
         for one, other in zip(model.parameters(), stock.parameters(), strict=True):
             assert one._spec == other._spec  # type: ignore[attr-defined]
             torch.testing.assert_close(one._local_tensor, other._local_tensor, rtol=0, atol=0)  # type: ignore[attr-defined]
-        pairs = zip(riding._groups(model), riding._groups(stock), strict=True)
+        pairs = zip(regrouping._groups(model), regrouping._groups(stock), strict=True)
         for mine, theirs in (
             pair for one, other in pairs for pair in zip(one.fsdp_params, other.fsdp_params, strict=True)
         ):
@@ -60,7 +60,7 @@ def test_the_parameters_stay_the_objects_that_optimizers_hold() -> None:
         before = list(state.model.parameters())
         whole = [state.optimizer.state[one]["exp_avg"]._local_tensor for one in before]
     with world(1, RANKS):
-        riding.attach([state.model], [state.optimizer])
+        regrouping.attach([state.model], [state.optimizer])
         assert all(one is other for one, other in zip(state.model.parameters(), before, strict=True))
         for one, moment in zip(before, whole, strict=True):
             cut = state.optimizer.state[one]["exp_avg"]
@@ -75,13 +75,13 @@ def test_the_next_group_of_the_same_size_takes_nothing_but_the_place_of_the_last
     with world():
         model = sharded_model()
     with world(2, RANKS):
-        riding.attach([model], [])
+        regrouping.attach([model], [])
         before, places = locals_of(model), [one._local_tensor.data_ptr() for one in model.parameters()]
     with world(2, RANKS):
-        riding.attach([model], [])
+        regrouping.attach([model], [])
         assert [one._local_tensor.data_ptr() for one in model.parameters()] == places
         assert all(torch.equal(one, other) for one, other in zip(locals_of(model), before, strict=True))
-        for group in riding._groups(model):
+        for group in regrouping._groups(model):
             assert group.mesh_info.shard_process_group is dist.group.WORLD is group.mesh_info.mesh.get_group()
             assert group._all_gather_process_group is dist.group.WORLD is group._reduce_scatter_process_group
 
@@ -91,9 +91,9 @@ def test_another_place_is_refused_with_the_way_there(rank: int, size: int) -> No
     with world():
         model = sharded_model()
     with world(0, RANKS):
-        riding.attach([model], [])
+        regrouping.attach([model], [])
     with world(rank, size), pytest.raises(UsageError, match=f"over 3 ranks, this one being rank 0.* has {size}.*dcp"):
-        riding.attach([model], [])
+        regrouping.attach([model], [])
 
 
 def test_a_cut_off_step_leaves_nothing_behind() -> None:
@@ -108,9 +108,9 @@ def test_a_cut_off_step_leaves_nothing_behind() -> None:
         with pytest.raises(ConnectionError):
             loss_of(model, 0).backward()
         handle.remove()
-        assert any(not group.is_sharded for group in riding._groups(model)), "the test shows nothing"
-        riding.reset(model)
-        assert all(group.is_sharded for group in riding._groups(model))
+        assert any(not group.is_sharded for group in regrouping._groups(model)), "the test shows nothing"
+        regrouping.reset(model)
+        assert all(group.is_sharded for group in regrouping._groups(model))
         assert [one.grad for one in model.parameters()] == [None] * 6
         loss_of(model, 1).backward()
         for one, other in zip(model.parameters(), undisturbed.parameters(), strict=True):
@@ -124,7 +124,7 @@ def test_a_window_that_was_cut_off_adds_nothing_to_the_next_one(policy: dict[str
         loss_of(undisturbed, 1).backward()
         model.set_requires_gradient_sync(False)
         loss_of(model, 0).backward()
-        riding.reset(model)
+        regrouping.reset(model)
         model.set_requires_gradient_sync(True)
         loss_of(model, 1).backward()
         for one, other in zip(model.parameters(), undisturbed.parameters(), strict=True):
@@ -135,7 +135,7 @@ def test_a_window_that_was_cut_off_adds_nothing_to_the_next_one(policy: dict[str
 
 
 def require(model: nn.Module) -> None:
-    riding.require_supported("model", model, [])
+    regrouping.require_supported("model", model, [])
 
 
 def test_what_fully_shard_makes_by_default_is_supported() -> None:

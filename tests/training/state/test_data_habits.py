@@ -19,8 +19,8 @@ from samebits.service import log
 from samebits.training import torch_private
 from samebits.training.process import context
 from samebits.training.run import elastic_run
-from samebits.training.state.loop_habits import last_batch
-from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.data.sampler import ElasticSampler
+from samebits.training.state.script.loop_habits import last_batch
 from samebits.training.state.torch_state import TorchState
 from tests.training.commits import Commits
 

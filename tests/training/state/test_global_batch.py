@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from samebits.errors import UsageError
 from samebits.training.process import context
-from samebits.training.state.global_batch import (
+from samebits.training.state.data.global_batch import (
     BlockSum,
     GlobalBatch,
     Node,
@@ -24,7 +24,7 @@ from samebits.training.state.global_batch import (
     subtrees_within,
     sum_of,
 )
-from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.data.sampler import ElasticSampler
 
 COUNTS = st.integers(1, 40)
 WORLDS = st.integers(1, 12)

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import nn
 
-from samebits.core import equality
 from samebits.core.point import Point
 from samebits.core.reports import Digest
+from samebits.core.watch import equality
 from samebits.errors import UsageError
 from samebits.training.process import context
 from samebits.training.state import handlers, snapshot

@@ -17,8 +17,8 @@ import torch
 from samebits.core.reports import MAX_ANOMALY_CHARS
 from samebits.training import elastic
 from samebits.training.process import context
-from samebits.training.state.hidden_state import MOST_S, Finding, HiddenStateLook, sentence_of
-from samebits.training.state.training_slice import Place
+from samebits.training.state.script.hidden_state import MOST_S, Finding, HiddenStateLook, sentence_of
+from samebits.training.state.script.training_slice import Place
 from tests.training.commits import Commits
 from tests.training.state.hidden_scripts import HARMLESS, HIDDEN, script
 

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from samebits.core.hosts import Host, Hosts, Resting, parse
-from samebits.core.placement import Placement
 from samebits.errors import UsageError
+from samebits.hosts.host_list import Host, Hosts, Resting, parse
+from samebits.hosts.placement import Placement
 from samebits.training.process import context
-from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.data.sampler import ElasticSampler
 
 SAMPLES, BATCH, MOST, LEAST = 211, 3, 8, 1
 NAMES = "abcdef"

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from samebits.training.state.kept_batch import Computed, KeptBatch, names_of
+from samebits.training.state.data.audited_batch import Computed, KeptBatch, names_of
 
 MOST = 2**20
 

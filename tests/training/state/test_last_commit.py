@@ -11,7 +11,7 @@ from torch import nn
 from samebits.core.point import Point
 from samebits.errors import GenerationEndedError, UsageError
 from samebits.training.process import context
-from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.torch_state import TorchState
 from tests.training.commits import Commits, Net, backward, bits_of, small_state, train_one_step
 

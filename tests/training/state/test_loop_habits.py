@@ -14,8 +14,8 @@ from torch import nn
 
 from samebits.service import log
 from samebits.training.process import context
-from samebits.training.state.loop_habits import OutsideCounters
-from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.data.sampler import ElasticSampler
+from samebits.training.state.script.loop_habits import OutsideCounters
 from samebits.training.state.torch_state import TorchState
 from tests.training.commits import Commits
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from samebits.service.log import LOGGER
 from samebits.training.process import context
-from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.data.sampler import ElasticSampler
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from samebits.store.checkpoint import PointHeader, read, scan, write_point
 from samebits.training.process import context
 from samebits.training.state import snapshot
 from samebits.training.state.checkpoint_config import CheckpointConfig
-from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.torch_state import TorchState
 
 

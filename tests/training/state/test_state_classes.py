@@ -16,7 +16,7 @@ from samebits.errors import HostsUpdatedInterrupt, UsageError
 from samebits.training import elastic
 from samebits.training.process import context
 from samebits.training.state import base_state, snapshot
-from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.torch_state import TorchState
 from tests.training.commits import Commits, backward, bits_of, small_state, train_one_step
 

@@ -12,9 +12,9 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from samebits.account.events import Event, Kind
 from samebits.commands.drill.compare import Compared
 from samebits.commands.drill.outcome import Injected, Outcome
-from samebits.core.events import Event, Kind
 
 USUAL = (
     "what the training depends on and no State holds (a counter, an average) goes into TorchState as a keyword",

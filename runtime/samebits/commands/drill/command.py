@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from samebits import config, strict_json
+from samebits.account.events import Kind
+from samebits.account.goodput import Bucket
 from samebits.account.history import account, duration
 from samebits.commands.drill.advice import Script, advise, never_commits
 from samebits.commands.drill.compare import Compared, compare
@@ -24,8 +26,6 @@ from samebits.commands.drill.partition import INSIDE, OUTSIDE
 from samebits.commands.drill.plan import Fault, Planned, drawn, faults_of, steps_of
 from samebits.commands.drill.preloaded import NO_COMPILER, compiler_here
 from samebits.commands.drill.rehearsal import Rehearsal, free_environment
-from samebits.core.events import Kind
-from samebits.core.goodput import Bucket
 from samebits.errors import UsageError
 from samebits.option_types import whole
 from samebits.store import durable

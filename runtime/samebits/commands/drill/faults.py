@@ -13,13 +13,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from samebits.account.events import Event, Kind
 from samebits.commands.drill.impossible import ImpossibleError
 from samebits.commands.drill.memory_limit import MemoryLimit
 from samebits.commands.drill.orders import Orders
 from samebits.commands.drill.partition import INSIDE, Line
 from samebits.commands.drill.plan import Fault, Planned, host_of
 from samebits.commands.drill.preloaded import Preloaded
-from samebits.core.events import Event, Kind
 from samebits.launcher.processes import SCHEDULER, send_signal
 from samebits.store import checkpoint
 from samebits.store.checkpoint import EntryState

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from samebits.account.events import Event
 from samebits.commands.drill.plan import Fault
-from samebits.core.events import Event
 
 
 @dataclass(slots=True)

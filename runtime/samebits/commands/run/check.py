@@ -17,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from samebits import config
+from samebits.account.event_log import read_events
+from samebits.account.events import Kind
 from samebits.commands.drill.command import free_port
 from samebits.commands.drill.rehearsal import free_environment
 from samebits.commands.run.options import Request
 from samebits.commands.run.prepare import say
-from samebits.core.events import Kind
 from samebits.errors import HiddenStateError, StoreError
 from samebits.launcher.interrupts import Signals
-from samebits.service.events import read_events
 from samebits.store import durable
 from samebits.store.child_processes import die_with
 from samebits.store.retaken_report import RetakenReport, read_report

@@ -13,10 +13,10 @@ from samebits import config
 from samebits.commands.run.options import Request
 from samebits.commands.run.prepare import say
 from samebits.config import Settings
-from samebits.core.hosts import Resting
-from samebits.core.placement import Placement
 from samebits.errors import SettingsError, UsageError
 from samebits.hosts.discovery import EVERY_S, ask, words_of
+from samebits.hosts.host_list import Resting
+from samebits.hosts.placement import Placement
 from samebits.launcher import job_spec
 from samebits.launcher.job_spec import JobSpec
 from samebits.launcher.processes import process_names, read_pid_files

@@ -2,8 +2,8 @@
 
 Here live the readings: what the vendor's tool says, what the kernel has logged of the device, what the training thread
 has left of its memory. Never here: the tool's texts (``vendor_texts``), or from when on a reading is an ailment
-(``core.health``). The one idea: no thread of this process asks the driver but the one that trains anyway: whoever asks
-a driver that hangs cannot be ended. A tool that gives no answer changes nothing of what was known.
+(``core.watch.health``). The one idea: no thread of this process asks the driver but the one that trains anyway: whoever
+asks a driver that hangs cannot be ended. A tool that gives no answer changes nothing of what was known.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from samebits.config import Look, Settings
-from samebits.core.health import HealthWatch, Limit, Reading
 from samebits.core.reports import Ailment, Sign
+from samebits.core.watch.health import HealthWatch, Limit, Reading
 from samebits.service.health.device_health import AscendTool, NvidiaTool, fault_of
 from samebits.service.health.kernel_log import OF_DEVICE, KernelLog, bus_of
 from samebits.service.health.vendor_tool import Told

@@ -1,8 +1,8 @@
 """What this worker's host has left, and what the worker uses, read every few seconds in a thread of its own.
 
 Here live the sensors (psutil, the control group's files, statvfs); the device's are ``device_look``'s. Never here: from
-when on a number is an ailment, and what follows (``core.health``). The one idea: a disk that hangs must not cost the
-seat, so nothing is read in the thread that beats; and who is well says nothing. A host's clock is not compared with
+when on a number is an ailment, and what follows (``core.watch.health``). The one idea: a disk that hangs must not cost
+the seat, so nothing is read in the thread that beats; and who is well says nothing. A host's clock is not compared with
 another's: no decision here depends on it.
 """
 
@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from samebits.config import Look, Settings
-from samebits.core.health import HealthWatch, Limit, Reading, said, unfit
 from samebits.core.reports import MAX_AILMENTS, Ailment, Figure, HealthReport, Sign
+from samebits.core.watch.health import HealthWatch, Limit, Reading, said, unfit
 from samebits.errors import PreflightError
 from samebits.service.health import device_look
 from samebits.service.health.device_look import DeviceLook, DeviceReadings, WatchedDevice

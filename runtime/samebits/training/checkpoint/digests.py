@@ -2,8 +2,8 @@
 
 Here live the moments (the first commits of a generation, every save, every so many steps, the end) and what is
 remembered of them. Never here: what is hashed (``state.compared``), what follows where ranks differ
-(``core.equality``). The one idea: a rank reports and goes on; nobody waits for another rank's digest but in the end,
-where all wait for each other anyway; and what was copied is hashed by a thread of its own, beside the next step.
+(``core.watch.equality``). The one idea: a rank reports and goes on; nobody waits for another rank's digest but in the
+end, where all wait for each other anyway; and what was copied is hashed by a thread of its own, beside the next step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from samebits.core.point import Point
 from samebits.core.reports import FINAL, MAX_DIGESTS, Digest
 from samebits.service import log
 from samebits.service.agent import Agent
-from samebits.training.checkpoint.kept_states import KeptState
+from samebits.training.checkpoint.rollback_copies import KeptState
 from samebits.training.state.base_state import State
 from samebits.training.state.compared import digest_of, parts_of
 

@@ -18,7 +18,7 @@ from samebits.core.point import Point
 from samebits.core.values import replace
 from samebits.errors import CheckpointError, ForeignFolderError, StoreError
 from samebits.service import log
-from samebits.service.buddy import Brief, CopyListener
+from samebits.service.copies.buddy import Brief, CopyListener
 from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import (
     Checkpoint,

@@ -22,7 +22,7 @@ from samebits.core.messages import MAX_FOLDER_CHARS, Copy, GenerationStarted, Or
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, GenerationEndedError, StoreError, UsageError
 from samebits.service import log
-from samebits.service.buddy import brief_of
+from samebits.service.copies.buddy import brief_of
 from samebits.spelling import spelled
 from samebits.store import checkpoint as checkpoints
 from samebits.store.checkpoint import Checkpoint, Found, Outgoing, PointHeader, TensorPart
@@ -30,9 +30,9 @@ from samebits.training.checkpoint import staging
 from samebits.training.checkpoint.digests import Digests
 from samebits.training.checkpoint.kept_copies import KeptCopies
 from samebits.training.checkpoint.kept_generators import KeptGenerators
-from samebits.training.checkpoint.kept_states import KeptState, KeptStates, bytes_in
 from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
-from samebits.training.checkpoint.save_rhythm import comparisons_by, due_by
+from samebits.training.checkpoint.rollback_copies import KeptState, KeptStates, bytes_in
+from samebits.training.checkpoint.save_schedule import comparisons_by, due_by
 from samebits.training.group import ddp, transfer
 from samebits.training.group.group import Group, is_communication_failure
 from samebits.training.process.context import Worker

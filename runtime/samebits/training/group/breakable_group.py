@@ -24,10 +24,7 @@ from torch.distributed import distributed_c10d
 
 from samebits.errors import UsageError
 from samebits.training import torch_private
-from samebits.training.group.breaker import Breaker, run_breakable
-from samebits.training.group.calling_place import calling_place
-from samebits.training.group.recorder import Recorder
-from samebits.training.group.works import (
+from samebits.training.group.breakable_works import (
     NO_TIMEOUT,
     Collective,
     InFlight,
@@ -35,6 +32,9 @@ from samebits.training.group.works import (
     await_this_thread_at_exit,
     wait_in_slices,
 )
+from samebits.training.group.breaker import Breaker, run_breakable
+from samebits.training.group.calling_place import calling_place
+from samebits.training.group.recorder import Recorder
 
 __all__ = ["BreakableGroup", "ReducerGroup"]
 

@@ -1,8 +1,8 @@
 """The collectives that a broken group had on its way, as torch's flight recorder has them, in a file of LOG_DIR.
 
-Never here: whether a job hangs, and who is to blame; ``core.progress`` says that. The one idea: torch records every
-collective anyway, in memory that is gone with the process, and a rank that does not come out of one is ended soon; so
-what is still open is written as soon as the group is broken, aside, and never keeps a recovery waiting.
+Never here: whether a job hangs, and who is to blame; ``core.watch.progress`` says that. The one idea: torch records
+every collective anyway, in memory that is gone with the process, and a rank that does not come out of one is ended
+soon; so what is still open is written as soon as the group is broken, aside, and never keeps a recovery waiting.
 """
 
 from __future__ import annotations

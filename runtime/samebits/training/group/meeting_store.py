@@ -3,8 +3,8 @@
 Here live the protocol of that exchange and the store gloo and torch read and write. Never here: connections, groups,
 how the exchange travels. The one idea: what a rank has to say when its group forms is known before it has to read
 anything, so it says it in one message, and everybody reads the union from memory. What comes later (``dist.new_group``
-in a user's function, NCCL's ids) cannot be known beforehand; that rank 0 keeps (``later_keys``), and where and under
-which password it is to be asked for travels in its message.
+in a user's function, NCCL's ids) cannot be known beforehand; that rank 0 keeps (``generation_store``), and where and
+under which password it is to be asked for travels in its message.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch._C._distributed_c10d import Store
 
 from samebits.errors import CommunicationError
 from samebits.training.group.breaker import Breaker, run_breakable
+from samebits.training.group.generation_store import KeyServer, RemoteKeys
 from samebits.training.group.gloo import Address, Endpoints, address_in
-from samebits.training.group.later_keys import KeyServer, RemoteKeys
 
 __all__ = ["Exchange", "MeetingStore"]
 

@@ -13,8 +13,8 @@ from torch import nn
 
 from samebits.training.elastic import run
 from samebits.training.state.base_state import State
+from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.object_state import ObjectState
-from samebits.training.state.sampler import ElasticSampler
 from samebits.training.state.torch_state import TorchState as _TorchState
 
 __all__ = ["ElasticSampler", "ObjectState", "State", "TorchState", "run"]

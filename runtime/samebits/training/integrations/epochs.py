@@ -13,7 +13,7 @@ from samebits.errors import UsageError
 from samebits.training import elastic
 from samebits.training.process.context import current
 from samebits.training.state.checkpoint_config import CheckpointConfig
-from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.data.sampler import ElasticSampler
 
 __all__ = ["train_epochs"]
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
-from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.data.sampler import ElasticSampler
 
 __all__ = ["batches_left", "batches_of", "elastic_parts", "is_for_training"]
 

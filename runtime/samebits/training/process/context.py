@@ -32,11 +32,11 @@ from samebits.errors import FencedError, SameBitsError, UnequalError, UntrainedE
 from samebits.service import host, log, stacks
 from samebits.service.agent import Agent
 from samebits.service.alone import SchedulerThread
-from samebits.service.buddy import CopyListener
+from samebits.service.copies.buddy import CopyListener
 from samebits.service.health import host_health
 from samebits.service.probe_beat import ProbeBeat
-from samebits.service.scheduler import SchedulerService
 from samebits.service.scheduler_address import address_towards, addresses_of, wait_for_name
+from samebits.service.scheduling.loop import SchedulerService
 from samebits.spelling import spelled_run
 from samebits.start_folder import start_folder, was_started_in
 from samebits.store.lock import DirectoryLock

@@ -1,6 +1,6 @@
 """``samebits.report(queue=…)``: numbers that a script measures, for whoever decides how many workers there should be.
 
-Here lives what may be reported. Never here: what follows (``core.autoscale``), or what is shown of the training, which
+Here lives what may be reported. Never here: what follows (``hosts.autoscale``), or what is shown of the training, which
 is ``state.report``'s. The one idea: the newest number of each name is kept here and goes with the next heartbeat, so
 reporting costs a step nothing, however often it is done.
 """

@@ -1,7 +1,7 @@
 """``samebits.kv``: keys that all workers of a job share, kept by its scheduler.
 
 Here lives what a script calls, with its arguments checked before anything is sent. Never here: what a call does
-(``core.key_value``) and how it gets there (``service.agent``). A value is one msgpack scalar: bytes, text, a whole
+(``core.keys.key_store``) and how it gets there (``service.agent``). A value is one msgpack scalar: bytes, text, a whole
 number of 64 bits, a float, a bool or None; programs in other languages read the same.
 
 Every change is done once, also where the connection or the scheduler is lost while it is under way, and reads see the
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from samebits.core.agent_events import KeyAsk
+from samebits.core.agent.events import KeyAsk
 from samebits.core.messages import MAX_KEY_BYTES, MAX_VALUE_BYTES, KeyAnswer, KeyOp, KeyOutcome
 from samebits.errors import KeyValueError, UsageError
 from samebits.training.process import context

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from samebits.core.values import Node, Schema, Value
 from samebits.service.agent import Agent
-from samebits.service.buddy import CopyListener
+from samebits.service.copies.buddy import CopyListener
 from samebits.service.process_state import Whereabouts
 
 __all__ = ["MemberInfo", "own_info"]

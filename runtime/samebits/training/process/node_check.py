@@ -1,10 +1,10 @@
 """Before the first generation the nodes are compared: what each needs for the same work, and sums of two.
 
-Here live the exchange, over the scheduler's keys, and the sums. Never here: whom that names (``core.node_check``), nor
-what is read out of the others' words (``training.process.node_judge``). The one idea: the nodes with the lowest slots
-read all figures, each makes of them whom to pair next, and the first to write it down has decided for all. So it needs
-none of them in particular, and all do the same. Each wait has an end, and each node deletes the keys it wrote: whoever
-still waits for one of them finds the verdict, which stays.
+Here live the exchange, over the scheduler's keys, and the sums. Never here: whom that names
+(``core.watch.node_check``), nor what is read out of the others' words (``training.process.node_judge``). The one idea:
+the nodes with the lowest slots read all figures, each makes of them whom to pair next, and the first to write it down
+has decided for all. So it needs none of them in particular, and all do the same. Each wait has an end, and each node
+deletes the keys it wrote: whoever still waits for one of them finds the verdict, which stays.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 
 from samebits.config import Settings
-from samebits.core.agent_events import KeyAsk
+from samebits.core.agent.events import KeyAsk
 from samebits.core.lines import number_of, root_of
 from samebits.core.messages import MAX_VALUE_BYTES, Admitted, KeyAnswer, KeyOp, KeyOutcome
-from samebits.core.node_check import (
+from samebits.core.watch.node_check import (
     MOST_ROUNDS,
     SILENT,
     UNMET,

@@ -1,8 +1,8 @@
 """Everything about a process that changes the bits of its results, as text that two processes can compare.
 
-Comparing and refusing belong to ``core.rendezvous``. The same step gives other bits with another number of threads,
-instruction set, kind of accelerator or precision switch, and raises no error. So each of these is listed with its
-value. The only one set here is the number of threads, if the user has left it open.
+Comparing and refusing belong to ``core.rounds.rendezvous``. The same step gives other bits with another number of
+threads, instruction set, kind of accelerator or precision switch, and raises no error. So each of these is listed with
+its value. The only one set here is the number of threads, if the user has left it open.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from samebits.config import Settings
-from samebits.core.node_check import Figures
+from samebits.core.watch.node_check import Figures
 from samebits.errors import PreflightError, StoreError
 from samebits.service import log
 from samebits.service.health import device_health

@@ -1,8 +1,9 @@
 """``samebits.WorkQueue``: work that all ranks share and each takes as it can; every item is trained on once.
 
 Here lives what a script calls, and where a queue's state and items are kept: keys of ``samebits.kv`` that outlive the
-scheduler's process. What a taking, a loss and a commit make of the state is ``core.work_queue``'s. The one idea: the
-state is one key, changed only where nobody else has changed it meanwhile, so it needs no lock and nobody to hold one.
+scheduler's process. What a taking, a loss and a commit make of the state is ``core.keys.work_queue``'s. The one idea:
+the state is one key, changed only where nobody else has changed it meanwhile, so it needs no lock and nobody to hold
+one.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from samebits.core import work_queue
+from samebits.core.keys import work_queue
+from samebits.core.keys.work_queue import DIGEST_BYTES, MAX_PUTS, Put, WorkState
 from samebits.core.messages import MAX_KEY_BYTES, MAX_VALUE_BYTES, GenerationStarted
-from samebits.core.work_queue import DIGEST_BYTES, MAX_PUTS, Put, WorkState
 from samebits.errors import GenerationEndedError, KeyValueError, ProtocolError, UsageError
 from samebits.training.process import context, key_value
 

@@ -1,8 +1,8 @@
 """The audit of gradients (AUDIT=K): at every K-th step one rank's local gradient is computed again by another rank.
 
 Here lives the order of one audit on every rank, in front of ``optimizer.step()``. Never here: who has which part in it
-and what follows (``core.audits``), what is kept and computed (``state.kept_batch``). The one idea: before the step the
-weights still are the last commit's, so a wrong gradient costs no more than the step itself.
+and what follows (``core.watch.audits``), what is kept and computed (``state.data.audited_batch``). The one idea: before
+the step the weights still are the last commit's, so a wrong gradient costs no more than the step itself.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
-from samebits.core.audits import Follows, Known, Roles, follows, judge, roles, sentence, teller, why_it_ends
+from samebits.core.watch.audits import Follows, Known, Roles, follows, judge, roles, sentence, teller, why_it_ends
 from samebits.errors import GenerationEndedError, UnequalError
 from samebits.service import log
 from samebits.training.group import ddp, transfer
 from samebits.training.group.group import is_communication_failure
 from samebits.training.process.context import Worker
 from samebits.training.state.base_state import State
-from samebits.training.state.kept_batch import Computed, KeptBatch, names_of
+from samebits.training.state.data.audited_batch import Computed, KeptBatch, names_of
 from samebits.training.state.local_sgd import LocalSGD
 
 __all__ = ["Audits"]

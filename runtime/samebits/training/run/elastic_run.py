@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from samebits.core.agent_events import EnterAgain
+from samebits.core.agent.events import EnterAgain
 from samebits.core.messages import MAX_END_CHARS, GenerationStarted, Holdings, Place
 from samebits.core.point import Point
 from samebits.core.reports import Progress
@@ -46,13 +46,13 @@ from samebits.training.process.sigterm import Stage
 from samebits.training.run import huge_pages, watchdog
 from samebits.training.run.audits import Audits
 from samebits.training.run.interpreter_tuning import InterpreterTuning
+from samebits.training.run.main_thread_probe import Whereabouts
 from samebits.training.run.retaken_steps import Ranks, RetakenSteps
 from samebits.training.run.step_times import StepTimes
 from samebits.training.run.warm_up import warm_up
-from samebits.training.run.whereabouts import Whereabouts
 from samebits.training.state.base_state import State
 from samebits.training.state.checkpoint_config import StepLog
-from samebits.training.state.loop_habits import last_batch
+from samebits.training.state.script.loop_habits import last_batch
 
 __all__ = ["ElasticRun"]
 

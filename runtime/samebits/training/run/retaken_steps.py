@@ -22,8 +22,8 @@ from samebits.training.group.calling_place import place_of
 from samebits.training.group.failure import is_communication_failure
 from samebits.training.state import snapshot
 from samebits.training.state.base_state import State
-from samebits.training.state.hidden_state import Finding, epochs_of, sentence_of
 from samebits.training.state.object_state import ObjectState
+from samebits.training.state.script.hidden_state import Finding, epochs_of, sentence_of
 from samebits.training.state.torch_state import TorchState
 
 __all__ = ["Extent", "RetakenSteps", "TakeStepAgain"]

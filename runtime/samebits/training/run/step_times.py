@@ -1,7 +1,7 @@
 """How long this rank's last steps took, and what for: data, computing, waiting for the others, committing.
 
-Here lives the division of the time between two commits. Never here: what is slow (``core.stragglers``). The one idea:
-three of the four are measured where they happen, the fourth is what is left, so a step costs three microseconds.
+Here lives the division of the time between two commits. Never here: what is slow (``core.watch.stragglers``). The one
+idea: three of the four are measured where they happen, the fourth is what is left, so a step costs three microseconds.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from samebits.core.pace import STEPS, mean_of
 from samebits.core.reports import MAX_STEP_US, StepTime, StepTiming
+from samebits.core.watch.pace import STEPS, mean_of
 from samebits.training.main_thread_time import MainThreadTime, main_thread
 
 __all__ = ["StepTimes"]

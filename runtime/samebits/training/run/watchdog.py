@@ -20,7 +20,7 @@ from samebits.errors import StuckError
 from samebits.service import log
 from samebits.training.group.breaker import run_aside
 from samebits.training.group.calling_place import PACKAGE_FOLDER, TORCH_FOLDER
-from samebits.training.run.whereabouts import main_thread_cpu_ticks
+from samebits.training.run.main_thread_probe import main_thread_cpu_ticks
 
 STDERR = 2  # whatever sys.stderr is at the moment
 LOOK_EVERY_S = 0.5

@@ -27,8 +27,8 @@ from samebits.training.state.checkpoint_config import CheckpointConfig
 from samebits.training.state.compared import Named
 from samebits.training.state.generators import Generators
 from samebits.training.state.handlers import StateHandler, is_stateful
-from samebits.training.state.hidden_state import HiddenStateLook
 from samebits.training.state.reporting import Reporter
+from samebits.training.state.script.hidden_state import HiddenStateLook
 
 __all__ = ["CommitSink", "State", "source_of_sync"]
 

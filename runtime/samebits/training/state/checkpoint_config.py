@@ -97,7 +97,7 @@ class CheckpointConfig:
 
     Args:
         save_checkpoint_steps: optimizer steps between two points, from 1 on; ``"auto"``: as often as pays, from what a
-            save costs and how often this job fails (:mod:`samebits.training.checkpoint.save_rhythm`). 100 where no
+            save costs and how often this job fails (:mod:`samebits.training.checkpoint.save_schedule`). 100 where no
             seconds are given.
         save_checkpoint_seconds: seconds of training between two points; 0: steps are counted.
         keep_checkpoint_max: whole points kept, at least 2: while one is being written another must be there.

@@ -2,8 +2,9 @@
 
 Here live the parts of a state (steps, sampler positions, parameters, moments, and all else, which may differ), how each
 is hashed, and the digest that a rank reports. Never here: which parts a state has (its class says so in ``compared``
-and ``loose``), when it is compared (``checkpoint.digests``), what follows (``core.equality``). The one idea: every part
-has a name and a hash of its own, so the few bytes that are reported can be explained afterwards without the tensors.
+and ``loose``), when it is compared (``checkpoint.digests``), what follows (``core.watch.equality``). The one idea:
+every part has a name and a hash of its own, so the few bytes that are reported can be explained afterwards without the
+tensors.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ from samebits.errors import CheckpointError, UsageError
 from samebits.training import value_trees
 from samebits.training.sharding.pieces import is_distributed, local, paths_of
 from samebits.training.state import snapshot
+from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.module_state import ModuleState
-from samebits.training.state.sampler import ElasticSampler
 
 __all__ = ["StateHandler", "handler_of", "register_handler"]
 

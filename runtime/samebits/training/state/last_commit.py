@@ -25,9 +25,9 @@ from samebits.service import log
 from samebits.training import torch_private, value_trees
 from samebits.training.group.calling_place import calling_place
 from samebits.training.sharding.pieces import local
-from samebits.training.state.behind_commit import Instruction, line_behind
 from samebits.training.state.handlers import StateHandler, copied_tree
 from samebits.training.state.module_state import are_alike
+from samebits.training.state.script.after_commit import Instruction, line_behind
 
 __all__ = ["LastCommit"]
 

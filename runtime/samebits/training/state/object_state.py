@@ -18,6 +18,7 @@ from samebits.training.state import rng
 from samebits.training.state.base_state import CommitSink, State
 from samebits.training.state.checkpoint_config import CheckpointConfig
 from samebits.training.state.compared import Named
+from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.generators import Generators, unpack
 from samebits.training.state.handlers import (
     ModuleHandler,
@@ -29,7 +30,6 @@ from samebits.training.state.handlers import (
 )
 from samebits.training.state.last_commit import LastCommit
 from samebits.training.state.rng import RngMode
-from samebits.training.state.sampler import ElasticSampler
 
 __all__ = ["ObjectState"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from samebits.core.anomalies import Band, Odd, Verdict
+from samebits.core.watch.anomalies import Band, Odd, Verdict
 from samebits.errors import AnomalyError, GenerationEndedError, StoreError, UsageError
 from samebits.service import log
 from samebits.store.progress_report import LONGEST_NAME, MOST_VALUES, ProgressReport, is_name, write_report

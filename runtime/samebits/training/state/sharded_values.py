@@ -1,8 +1,8 @@
 """The sharded part of one state: which of its values are sharded, and what of a point they are.
 
 Here lives what a state calls where a group forms, a point is made and a point is loaded. Never here: how a tensor is
-described (``pieces``), what FSDP2 keeps where (``riding``). The one idea: values go through as they are, by name, with
-every tensor that no rank holds whole replaced by a description; its bytes travel beside them, as this rank's own.
+described (``pieces``), what FSDP2 keeps where (``regrouping``). The one idea: values go through as they are, by name,
+with every tensor that no rank holds whole replaced by a description; its bytes travel beside them, as this rank's own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from samebits.errors import UsageError
-from samebits.training.sharding import pieces, riding
+from samebits.training.sharding import pieces, regrouping
 from samebits.training.state.handlers import ModuleHandler, OptimizerHandler, StateHandler
 
 __all__ = ["ShardedValues"]
@@ -49,7 +49,7 @@ class ShardedValues:
             UsageError: something here cannot, or not on this one.
         """
         self.require_supported()
-        riding.attach(list(self._modules.values()), list(self._optimizers.values()))
+        regrouping.attach(list(self._modules.values()), list(self._optimizers.values()))
 
     def require_supported(self) -> None:
         """All of it can be taken from one group to the next, and put into a point.
@@ -60,7 +60,7 @@ class ShardedValues:
         if self._is_supported:
             return
         for name, module in self._modules.items():
-            riding.require_supported(name, module, list(self._optimizers.values()))
+            regrouping.require_supported(name, module, list(self._optimizers.values()))
         for name, handler in self._handlers.items():
             if name in self._modules or name in self._optimizers:
                 continue
@@ -73,12 +73,12 @@ class ShardedValues:
 
     def accumulates(self) -> bool:
         """Whether a module holds gradients that are not reduced yet."""
-        return any(riding.accumulates(one) for one in self._modules.values())
+        return any(regrouping.accumulates(one) for one in self._modules.values())
 
     def reset(self) -> None:
         """Give up whatever a cut-off step has left in the modules."""
         for module in self._modules.values():
-            riding.reset(module)
+            regrouping.reset(module)
 
     def take_out(self, values: Mapping[str, Any]) -> tuple[dict[str, Any], pieces.Own]:
         """The values without this rank's pieces, and the pieces."""
@@ -125,4 +125,6 @@ class ShardedValues:
 
 
 def _has_shards(handler: ModuleHandler) -> bool:
-    return riding.is_flattened(handler.value) or any(pieces.is_distributed(one) for one in handler.value.parameters())
+    return regrouping.is_flattened(handler.value) or any(
+        pieces.is_distributed(one) for one in handler.value.parameters()
+    )

@@ -24,6 +24,7 @@ from samebits.training.sharding.pieces import is_distributed
 from samebits.training.state.base_state import CommitSink
 from samebits.training.state.checkpoint_config import CheckpointConfig
 from samebits.training.state.compared import Named, is_hashable, shown
+from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.generators import Generators
 from samebits.training.state.handlers import (
     ModuleHandler,
@@ -34,10 +35,9 @@ from samebits.training.state.handlers import (
     handler_of,
     is_stateful,
 )
-from samebits.training.state.loop_habits import LoopHabits
 from samebits.training.state.object_state import ObjectState
 from samebits.training.state.open_steps import Marks, OpenSteps, same_marks
-from samebits.training.state.sampler import ElasticSampler
+from samebits.training.state.script.loop_habits import LoopHabits
 from samebits.training.state.sharded_values import ShardedValues
 
 __all__ = ["TorchState"]

@@ -1,0 +1,116 @@
+"""Write the scheduler's events to disk as lines of JSON, and read them back.
+
+The scheduler's loop calls the writer once a pass, after everything is durable and sent. A failure of the writer loses
+events and nothing else.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from samebits import strict_json
+from samebits.account.events import Chronicle, Event, Kind, event_in
+from samebits.account.goodput import goodput_of
+from samebits.core.messages import Decision
+from samebits.core.ready import Note, Send
+from samebits.core.records import Record
+from samebits.core.scheduler import Event as CoreEvent
+from samebits.core.scheduler import Received, SchedulerCore
+from samebits.store import event_log
+from samebits.store.event_log import EventLog, read_lines
+
+MOST_DIGITS = 300  # of a whole number: a float takes 308
+
+
+class EventWriter:
+    """Write the events of one start of the scheduler.
+
+    Args:
+        directory: RECOVERY_PATH; None: events are not kept.
+        core: whose decisions are written.
+        zero_s: the Unix time at which the clock of ``core`` showed 0.
+        warn: prints a line about a file that cannot be written.
+    """
+
+    def __init__(
+        self, directory: Path | None, core: SchedulerCore, zero_s: float, warn: Callable[[str], object]
+    ) -> None:
+        self._log = None if directory is None else EventLog(directory, _carried, warn)
+
+        def step_of(node: str) -> int:
+            presence = core.presence(node)
+            return presence.step if presence is not None else 0
+
+        self._chronicle = Chronicle(core.state, step_of, zero_s)
+
+    def heard(self, event: CoreEvent, now: float) -> None:
+        """The core has taken an event into account."""
+        if self._log is not None and type(event) is Received:
+            self._chronicle.heard(event.message, now)
+        elif self._log is not None and type(event) is Decision:
+            self._chronicle.decided(event.text, event.drain, now)
+
+    def write(self, records: Iterable[Record], sends: Iterable[Send], notes: list[Note], now: float) -> None:
+        """What one pass has decided, once it is durable and sent."""
+        if self._log is None:
+            return
+        events = self._chronicle.take(records, sends, notes, now)
+        if events:
+            self._log.append([line_of(event) for event in events])
+
+    def begin_again(self) -> None:
+        """Open the file anew: its folder may have been removed, and what was in it is gone."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._log is not None:
+            self._log.close()
+
+
+def line_of(event: Event) -> str:
+    """An event as its line."""
+    return strict_json.dumps(event.plain(), is_compact=True)
+
+
+def events_in(lines: Iterable[str]) -> list[Event]:
+    """The events that these lines tell; a line that tells none is left out."""
+    found = []
+    for line in lines:
+        try:
+            event = event_in(strict_json.loads(line))
+        except ValueError:
+            continue
+        if event is not None:
+            found.append(event)
+    return found
+
+
+def read_events(recovery_path: Path) -> list[Event]:
+    """The job's events, the oldest first, with what people have asked of it; none where there are none.
+
+    Raises:
+        StoreError: the disk refuses, or a file is another user's.
+    """
+    return merged(events_in(read_lines(recovery_path)), asked_events(recovery_path))
+
+
+def asked_events(recovery_path: Path) -> list[Event]:
+    """What people have asked of the job, the oldest first.
+
+    Raises:
+        StoreError: as :func:`read_events`.
+    """
+    return [event for event in events_in(event_log.read_asked(recovery_path)) if event.kind is Kind.ASKED]
+
+
+def merged(events: Iterable[Event], asked: Iterable[Event]) -> list[Event]:
+    """Both by their times; the order of each stays."""
+    return list(heapq.merge(events, asked, key=lambda event: event.at))
+
+
+def _carried(lines: list[str]) -> str:
+    fold = goodput_of(events_in(lines))
+    return line_of(Event(Kind.CARRIED, fold.seen_us / 1e6, more=fold.carried()))

@@ -1,0 +1,228 @@
+"""Where a job's time went: every microsecond of it in one named bucket, from the events alone.
+
+Only the sums live here; what happened is ``events``', how it is shown is its readers'. The one idea: the fold moves a
+single mark along the time line and puts what it passes into exactly one bucket, so the buckets sum to the wall time by
+construction. Time that is not decided yet (a scheduler that is away while its workers may train on) is passed when the
+events tell what it was.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from samebits.account.events import STALLS_TOLD, Event, Kind
+
+
+class Bucket(enum.StrEnum):
+    """What a stretch of time was for."""
+
+    PRODUCTIVE = "productive"  # steps that were done for the first time
+    START_UP = "start_up"  # from a scheduler start without a living generation to the first step
+    FORMING = "forming"  # the members meet
+    WAITING = "waiting_for_seats"  # somebody is missing whose place nobody takes yet
+    RESTORING = "restoring"  # the generation is decided; its group forms and its state is obtained
+    REDONE = "redone"  # steps that had been done before a loss
+    STALLS = "checkpoint_stalls"  # steps waited for a save
+    IDLE = "idle"  # no scheduler and no training, or nothing left to do
+
+
+class _Stage(enum.StrEnum):
+    STARTING = "starting"
+    TRAINING = "training"
+    AWAY = "away"  # it trained when the scheduler went; whether it went on, the next events tell
+    FORMING = "forming"
+    RESTORING = "restoring"
+    OVER = "over"
+
+
+@dataclass(slots=True)
+class Goodput:
+    """The fold; ``add`` every event in order, then ask."""
+
+    began_us: int | None = None
+    mark_us: int = 0  # up to here everything is in a bucket
+    seen_us: int = 0  # the last event's time
+    stage: str = _Stage.STARTING
+    sample_step: int = 0  # in training: the step at the mark
+    high_step: int = 0  # the greatest step that was ever seen
+    away_from_us: int = 0
+    owed_us: int = 0  # of what was not passed yet: waiting for saves
+    missing: set[int] = field(default_factory=set)
+    totals_us: dict[str, int] = field(default_factory=dict)
+
+    def add(self, event: Event) -> None:
+        """Take one event into account; a clock that went back is taken to have stood still."""
+        at = max(self.seen_us, round(event.at * 1e6))
+        if event.kind is Kind.ASKED:
+            return
+        if event.kind is Kind.CARRIED:
+            self._carry(event.more)
+            return
+        if self.began_us is None:
+            self.began_us = self.mark_us = at
+        before, self.seen_us = self.seen_us or at, at
+        if event.kind in STALLS_TOLD:
+            self.owed_us += _us_of(event.more.get("stalled_ms"))
+        match event.kind:
+            case Kind.SCHEDULER:
+                self._start_scheduler(at, before)
+            case Kind.ROUND if not event.more.get("gently"):
+                self._break(at, event.step)
+            case Kind.GENERATION:
+                self._break(at, event.step)
+                self.missing.clear()
+                if self.stage != _Stage.STARTING:
+                    self.stage = _Stage.RESTORING
+            case Kind.TRAINING:
+                self._train(at, event.step)
+            case Kind.STEP if self.stage == _Stage.TRAINING:
+                self._pass_training(at, event.step)
+            case Kind.TRAINED | Kind.INTERRUPTED | Kind.FINISHED:
+                self._break(at, event.step)
+                self.stage = _Stage.OVER
+            case Kind.LOST | Kind.LEFT | Kind.RETIRED:
+                self._set_missing(at, event, missing=True)
+            case Kind.SEATED | Kind.PROMOTED | Kind.RETURNED:
+                self._set_missing(at, event, missing=False)
+
+    def buckets(self, until: float | None = None) -> dict[Bucket, int]:
+        """Microseconds by bucket, up to the last event or ``until`` (seconds since 1970), where that is later."""
+        found = {bucket: self.totals_us.get(bucket, 0) for bucket in Bucket}
+        if self.began_us is not None:
+            trains = self.stage in (_Stage.TRAINING, _Stage.AWAY)
+            spent = self._end_us(until) - self.mark_us
+            stalled = min(self.owed_us, spent) if trains else 0
+            is_again = trains and self.sample_step < self.high_step
+            found[Bucket.STALLS] += stalled
+            found[Bucket.REDONE if is_again else self._bucket()] += spent - stalled
+        return found
+
+    def wall_us(self, until: float | None = None) -> int:
+        """All the time that ``buckets`` shares out."""
+        return 0 if self.began_us is None else self._end_us(until) - self.began_us
+
+    def _end_us(self, until: float | None) -> int:
+        return self.seen_us if self.stage == _Stage.OVER else max(self.seen_us, round((until or 0) * 1e6))
+
+    def carried(self) -> dict[str, Any]:
+        """Everything that is known, as plain values: the first event of a file that follows a lost one."""
+        return {
+            **{name: getattr(self, name) for name in _CARRIED},
+            "missing": sorted(self.missing),
+            "totals_us": {str(bucket): spent for bucket, spent in self.totals_us.items()},
+        }
+
+    def _carry(self, more: Mapping[str, Any]) -> None:
+        if self.began_us is not None:
+            return  # the events before it are here: they say the same, from the beginning
+        numbers = {name: more.get(name, 0 if name == "owed_us" else None) for name in _CARRIED if name != "stage"}
+        totals, missing, stage = more.get("totals_us"), more.get("missing"), more.get("stage")
+        if not all(type(one) is int for one in numbers.values()) or stage not in set(_Stage):
+            return
+        if not isinstance(totals, dict) or not isinstance(missing, list):
+            return
+        for name, value in numbers.items():
+            setattr(self, name, value)
+        self.stage, self.owed_us = _Stage(stage), max(0, self.owed_us)
+        self.missing = {slot for slot in missing if type(slot) is int}
+        self.totals_us = {bucket: totals[bucket] for bucket in Bucket if type(totals.get(bucket)) is int}
+        owed = self.mark_us - (self.began_us or 0) - sum(self.totals_us.values())
+        self._spend(Bucket.IDLE, owed)  # nothing, unless somebody wrote in the file
+
+    # ---- moving the mark
+
+    def _bucket(self) -> Bucket:
+        match self.stage:
+            case _Stage.TRAINING | _Stage.AWAY:
+                return Bucket.PRODUCTIVE
+            case _Stage.STARTING:
+                return Bucket.START_UP
+            case _Stage.FORMING:
+                return Bucket.WAITING if self.missing else Bucket.FORMING
+            case _Stage.RESTORING:
+                return Bucket.RESTORING
+        return Bucket.IDLE
+
+    def _spend(self, bucket: Bucket, spent_us: int) -> None:
+        self.totals_us[bucket] = self.totals_us.get(bucket, 0) + spent_us
+
+    def _pass(self, at: int) -> None:
+        self._spend(self._bucket(), at - self.mark_us)
+        self.mark_us = at
+
+    def _pass_training(self, at: int, step: int) -> None:
+        """Steps up to the greatest that was seen are redone; within a sample they are taken to last equally long."""
+        stalled = min(self.owed_us, at - self.mark_us)
+        self.owed_us -= stalled
+        self._spend(Bucket.STALLS, stalled)
+        spent, done = at - self.mark_us - stalled, step - self.sample_step
+        again = min(self.high_step, step) - self.sample_step
+        if self.sample_step >= self.high_step:
+            redone = 0
+        else:
+            redone = round(spent * again / done) if done > 0 else spent
+        self._spend(Bucket.REDONE, redone)
+        self._spend(Bucket.PRODUCTIVE, spent - redone)
+        self.mark_us, self.sample_step = at, max(step, self.sample_step)
+        self.high_step = max(self.high_step, step)
+
+    def _break(self, at: int, step: int) -> None:
+        """Whatever was under way is over; what comes next is the members' meeting."""
+        went_on = self.stage == _Stage.AWAY and step > self.sample_step
+        if self.stage == _Stage.TRAINING or went_on:
+            self._pass_training(at, step)
+        elif self.stage == _Stage.AWAY:
+            self._pass_training(self.away_from_us, self.sample_step)
+            self.stage = _Stage.OVER
+            self._pass(at)
+        else:
+            self._pass(at)
+        self.owed_us = 0
+        if self.stage != _Stage.STARTING:
+            self.stage = _Stage.FORMING
+
+    def _train(self, at: int, step: int) -> None:
+        if self.stage == _Stage.AWAY:  # it went on while no scheduler was there
+            self.stage = _Stage.TRAINING
+            self._pass_training(at, step)
+        elif self.stage != _Stage.TRAINING:
+            self._pass(at)
+            self.stage, self.sample_step = _Stage.TRAINING, step
+
+    def _start_scheduler(self, at: int, before: int) -> None:
+        if self.stage == _Stage.TRAINING:
+            self.stage, self.away_from_us = _Stage.AWAY, before
+            return
+        if self.stage == _Stage.AWAY:
+            return
+        self._pass(before)
+        is_anew, self.stage = self.stage in (_Stage.OVER, _Stage.STARTING), _Stage.OVER
+        self._pass(at)
+        self.stage = _Stage.STARTING if is_anew else _Stage.FORMING
+
+    def _set_missing(self, at: int, event: Event, *, missing: bool) -> None:
+        slot = event.more.get("slot")
+        if type(slot) is not int:
+            return
+        if self.stage == _Stage.FORMING:
+            self._pass(at)
+        (self.missing.add if missing else self.missing.discard)(slot)
+
+
+def goodput_of(events: Iterable[Event]) -> Goodput:
+    """The fold of these events."""
+    fold = Goodput()
+    for event in events:
+        fold.add(event)
+    return fold
+
+
+def _us_of(ms: object) -> int:
+    """An hour at most, in microseconds: what a file says is believed within bounds."""
+    return round(min(max(ms, 0), 3_600_000) * 1000) if isinstance(ms, int | float) and ms == ms else 0
+
+
+_CARRIED = ("began_us", "mark_us", "seen_us", "stage", "sample_step", "high_step", "away_from_us", "owed_us")

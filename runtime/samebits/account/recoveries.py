@@ -1,0 +1,172 @@
+"""Every recovery of a job as one row: its cause, its phases in milliseconds, what it cost. From the events alone.
+
+Only the reading of events lives here. The one idea: a recovery is the stretch from the first loss (or the round, where
+nobody was lost) to the moment at which every member of the next generation trains; a further loss on the way belongs to
+the same row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from samebits.account.events import Event, Kind
+
+
+@dataclass(slots=True)
+class Recovery:
+    """One row. Moments are seconds since 1970; one that did not come yet is None.
+
+    ``silent_ms`` passed between the lost one's last word, or the close of its connection, and the loss. ``seated_at``
+    is when the last missing place was taken; ``last_to_join`` is whom the others waited for, ``last_to_train`` whose
+    group or state took longest.
+    """
+
+    number: int
+    cause: str
+    lost: list[str]
+    noticed_at: float
+    step: int  # the greatest before it
+    silent_ms: float = 0.0
+    decided_at: float | None = None
+    seated_at: float | None = None
+    formed_at: float | None = None
+    trains_at: float | None = None
+    restore_step: int | None = None
+    restored_from: str = ""
+    generation: int = 0
+    members: int = 0
+    last_to_join: str = ""
+    last_to_train: str = ""
+    missing: str = ""
+
+    @property
+    def total_ms(self) -> float | None:
+        """From the notice to training; None while it lasts. A clock that went back is taken to have stood still."""
+        return None if self.trains_at is None else round(sum(self.phases().values()), 1)
+
+    @property
+    def steps_lost(self) -> int:
+        """Steps that were seen done and had to be done again."""
+        return 0 if self.restore_step is None else max(0, self.step - self.restore_step)
+
+    def phases(self) -> dict[str, float]:
+        """Milliseconds of each phase that is over; they sum to ``total_ms``."""
+        moments = [
+            ("decide", self.decided_at),
+            ("wait_for_seats", self.seated_at),
+            ("meet", self.formed_at),
+            ("restore", self.trains_at),
+        ]
+        found, before = {}, self.noticed_at
+        for name, at in moments:
+            if at is not None:
+                at = max(at, before)
+                found[name], before = _ms(before, at), at
+        return found
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            **{name: getattr(self, name) for name in self.__slots__},
+            "total_ms": self.total_ms,
+            "steps_lost": self.steps_lost,
+            "phases_ms": self.phases(),
+        }
+
+
+@dataclass(slots=True)
+class Recoveries:
+    """The fold; ``rows`` holds all of them, the one that lasts as the last."""
+
+    rows: list[Recovery] = field(default_factory=list)
+    _open: Recovery | None = None
+    _has_trained: bool = False
+    _reached: int = 0  # the greatest step that was seen on the line that trains, or that a checkpoint holds
+
+    def add(self, event: Event) -> None:
+        """Take one event into account."""
+        self._reach(event)
+        match event.kind:
+            case Kind.TRAINING:
+                self._close(event)
+            case Kind.TRAINED | Kind.INTERRUPTED | Kind.FINISHED:
+                self._open, self._has_trained = None, False
+            case Kind.CAUSE:  # it may come after the recovery is over
+                self._explain(event)
+            case Kind.LOST | Kind.ROUND if self._open is None and self._has_trained:
+                if not event.more.get("spare"):
+                    self._begin(event)
+            case _ if self._open is not None:
+                self._go_on(self._open, event)
+
+    def _reach(self, event: Event) -> None:
+        """A scheduler that starts together with all workers knows no step: earlier events and checkpoints tell it."""
+        match event.kind:
+            case Kind.TRAINING:
+                self._reached = event.step
+            case Kind.STEP:
+                self._reached = max(self._reached, event.step)
+            case Kind.COMMITTED:
+                self._reached = max(self._reached, int(_number(event.more.get("point"))))
+
+    def _begin(self, event: Event) -> None:
+        if event.kind is Kind.ROUND and event.more.get("gently"):
+            return
+        row = Recovery(len(self.rows) + 1, event.text, [], event.at, max(event.step, self._reached))
+        if event.kind is Kind.LOST:
+            row.lost, row.silent_ms = [event.node], _number(event.more.get("silent_ms"))
+            row.cause = f"worker {event.node}: {event.text}"
+        self._open = row
+        self._go_on(row, event)
+
+    def _explain(self, event: Event) -> None:
+        """Take the better cause into the last recovery that this node's loss began."""
+        rows = [*self.rows, *([self._open] if self._open is not None else [])]
+        row = next((one for one in reversed(rows) if one.lost[:1] == [event.node]), None)
+        if row is not None:
+            row.cause = f"worker {event.node}: {event.text}"
+
+    def _go_on(self, row: Recovery, event: Event) -> None:
+        match event.kind:
+            case Kind.LOST:
+                if event.node not in row.lost:
+                    row.lost.append(event.node)
+                row.step = max(row.step, event.step)
+            case Kind.ROUND:
+                if row not in self.rows:  # the loss of who is no member yet opens none
+                    self.rows.append(row)
+                row.decided_at = row.decided_at or event.at
+                row.missing = str(event.more.get("missing", ""))
+                row.step = max(row.step, event.step)
+            case Kind.SEATED | Kind.PROMOTED | Kind.RETURNED:
+                row.seated_at = event.at
+            case Kind.GENERATION:
+                row.formed_at, row.generation, row.restored_from = event.at, event.generation, event.text
+                restore = event.more.get("restore")
+                row.restore_step = restore if type(restore) is int else 0
+                row.step = max(row.step, row.restore_step)
+                row.members = int(_number(event.more.get("members")))
+                row.last_to_join = str(event.more.get("last", ""))
+
+    def _close(self, event: Event) -> None:
+        row, self._open, self._has_trained = self._open, None, True
+        if row is not None and row.formed_at is not None:
+            row.trains_at, row.last_to_train = event.at, str(event.more.get("last", ""))
+
+
+def recoveries_of(events: Iterable[Event]) -> list[Recovery]:
+    """The recoveries that these events tell."""
+    fold = Recoveries()
+    for event in events:
+        fold.add(event)
+    return fold.rows
+
+
+def _ms(begin: float, end: float) -> float:
+    return round((end - begin) * 1000, 1)
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0

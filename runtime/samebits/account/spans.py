@@ -1,0 +1,114 @@
+"""A job's life as spans: what began when, ended when and belonged to what, for a tracing system. From the events alone.
+
+Only the reading of events lives here, so no step ever waits for a trace. The one idea: a span is told once both of its
+ends are known, so whoever reads the events again, or goes on reading them, tells each once and the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from samebits.account.events import Event, Kind
+from samebits.account.recoveries import Recoveries, Recovery
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """``began_at`` and ``ended_at`` are seconds since 1970; ``parts`` lie within it; attributes are plain values."""
+
+    name: str
+    began_at: float
+    ended_at: float
+    attributes: dict[str, str | int | float]
+    parts: tuple[Span, ...] = ()
+
+
+@dataclass(slots=True)
+class Spans:
+    """The fold; ``add`` returns the spans that end with an event."""
+
+    job: str = ""
+    _seated_from: float | None = None  # the scheduler's start, while its first world is not whole
+    _round_at: float | None = None
+    _committed_at: float | None = None
+    _trains_at: float | None = None
+    _told: int = 0  # recoveries
+    _recoveries: Recoveries = field(default_factory=Recoveries)
+
+    def add(self, event: Event) -> list[Span]:
+        """Take one event into account."""
+        if type(job := event.more.get("job")) is str:
+            self.job = job
+        self._recoveries.add(event)
+        match event.kind:
+            case Kind.SCHEDULER:
+                self._seated_from = event.at
+            case Kind.ROUND:
+                return self._round(event)
+            case Kind.GENERATION:
+                return self._generation(event)
+            case Kind.TRAINING:
+                self._trains_at = self._committed_at = event.at
+                return self._recovered()
+            case Kind.COMMITTED:
+                return self._committed(event)
+        return []
+
+    def _span(self, name: str, began_at: float, event: Event, **more: str | int | float) -> Span:
+        shared: dict[str, str | int | float] = {"samebits.job": self.job, "samebits.generation": event.generation}
+        mine = {f"samebits.{key}": value for key, value in more.items()}
+        return Span(name, min(began_at, event.at), event.at, shared | mine)
+
+    def _round(self, event: Event) -> list[Span]:
+        if event.more.get("gently"):
+            return []
+        self._round_at = event.at
+        began_at, self._seated_from = self._seated_from, None
+        return [] if began_at is None else [self._span("register", began_at, event, term=event.term)]
+
+    def _generation(self, event: Event) -> list[Span]:
+        began_at, self._round_at = self._round_at, None
+        if began_at is None:
+            return []
+        members = event.more.get("members")
+        more = {"members": members} if type(members) is int else {}
+        return [self._span("form", began_at, event, last_to_join=str(event.more.get("last", "")), **more)]
+
+    def _committed(self, event: Event) -> list[Span]:
+        """From the point before, or from when training began, to this one; what steps waited for is told with it."""
+        began_at, self._committed_at = self._committed_at, event.at
+        if began_at is None:
+            return []
+        point, stalled_ms = event.more.get("point"), event.more.get("stalled_ms")
+        more: dict[str, str | int | float] = {"step": point} if type(point) is int else {}
+        if isinstance(stalled_ms, int | float):
+            more["stalled_ms"] = stalled_ms
+        return [self._span("checkpoint", began_at, event, **more)]
+
+    def _recovered(self) -> list[Span]:
+        rows = [row for row in self._recoveries.rows[self._told :] if row.trains_at is not None]
+        self._told = len(self._recoveries.rows)
+        return [_recovery(row, self.job) for row in rows]
+
+
+def spans_of(events: Iterable[Event]) -> list[Span]:
+    """The spans that these events tell, in the order in which they end."""
+    fold = Spans()
+    return [span for event in events for span in fold.add(event)]
+
+
+def _recovery(row: Recovery, job: str) -> Span:
+    shared: dict[str, str | int | float] = {"samebits.job": job, "samebits.generation": row.generation}
+    parts, at = [], row.noticed_at
+    for name, ms in row.phases().items():
+        parts.append(Span(f"recover.{name}", at, at + ms / 1000, shared))
+        at += ms / 1000
+    more: dict[str, str | int | float] = {
+        "samebits.cause": row.cause,
+        "samebits.lost": ",".join(row.lost),
+        "samebits.step": row.step,
+        "samebits.steps_lost": row.steps_lost,
+        "samebits.restored_from": row.restored_from,
+    }
+    return Span("recover", row.noticed_at, max(at, row.trains_at or at), shared | more, tuple(parts))

@@ -1,0 +1,633 @@
+"""The worker's side of membership: ``step(event, now) -> AgentReady``, pure like the scheduler's core.
+
+The agent turns what its process does (enters the rendezvous, publishes its address, is done) into reports, and what the
+scheduler says into notices for its process. It repeats itself: on every connection it registers again, every
+heartbeat is its whole truth, and while it forms a group it repeats its address. So any message may be lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from samebits.core.agent.events import (
+    Addressed,
+    AgentEvent,
+    AgentReady,
+    Answered,
+    AskedToLeave,
+    Began,
+    BreakGroup,
+    Called,
+    CommittedByAll,
+    Completed,
+    Connected,
+    Disconnected,
+    EnterAgain,
+    Entered,
+    Failed,
+    FoundEqual,
+    GaveUp,
+    Heard,
+    Invited,
+    LeaveGently,
+    Leaving,
+    Mapped,
+    MustEnd,
+    Observed,
+    Over,
+    Passed,
+    RefusedByAll,
+    SchedulerAway,
+    SchedulerBack,
+    Seated,
+    ToldToWait,
+    Trains,
+    Waits,
+)
+from samebits.core.agent.failover import Elsewhere, LookElsewhere
+from samebits.core.agent.key_calls import KeyCalls
+from samebits.core.agent.reports import Reports
+from samebits.core.agent.states import HeldSeat, Link, LinkState, Offer, Request, Stage
+from samebits.core.ends import EndKind
+from samebits.core.messages import (
+    PROTOCOL,
+    Activity,
+    AddressMap,
+    Admitted,
+    CommittedPoint,
+    Credential,
+    Depart,
+    EndJob,
+    EqualPoint,
+    Explain,
+    Fenced,
+    Finished,
+    FromScheduler,
+    FromWorker,
+    GenerationStarted,
+    GiveUp,
+    Heartbeat,
+    Holdings,
+    Join,
+    KeyAnswer,
+    Leave,
+    Pairs,
+    Pending,
+    Place,
+    Process,
+    Publish,
+    Refusal,
+    Refused,
+    Register,
+    RoundId,
+    RoundOpened,
+    Said,
+    Standing,
+)
+from samebits.core.point import Point
+from samebits.core.reports import Delivery, Digests, HealthReport, LastWords, Report, SavedPoints
+from samebits.core.values import replace
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPolicy:
+    """Who this worker is and how long it is patient. Durations in seconds.
+
+    ``first_beat_s`` is how soon it beats again after it has said something else, at most ``heartbeat_interval_s``.
+    Thousands begin a generation at the same moment: if each waited as long as the others, all would beat in one breath
+    from then on, and a loss that the scheduler is told of would wait behind them. So it is to be another for each.
+    """
+
+    node: str
+    session: str
+    process: Process
+    job_name: str
+    settings: Pairs
+    heartbeat_interval_s: float = 1.0
+    first_beat_s: float = 1.0
+    topo_timeout_s: float = 1800.0
+    job: str = ""  # the id that the launcher gave the job; "": any scheduler's job will do
+    proof: bytes = b""  # of a replacement
+    elsewhere_s: float | None = (
+        None  # how long a scheduler may be silent where there may be others; None: there are none
+    )
+    stranger_retry_s: float = 5.0  # how often a training worker tries a scheduler that does not know its job
+
+
+class AgentCore:
+    """One worker's agent: no I/O, no clock, no threads."""
+
+    def __init__(self, policy: AgentPolicy, now: float) -> None:
+        self._policy = policy
+        self._now = now
+        self._ready = AgentReady()
+        self._stage = Stage.GOES_ON
+        self._link = Link(LinkState.CLOSED, away_since=now)
+        self._elsewhere = Elsewhere(policy.elsewhere_s)
+        self._ask_at = now
+        self._beat_at = now
+        # what the scheduler has said
+        self.term = 0
+        self._seat: HeldSeat | None = None  # None: never admitted
+        self._offer: Offer | None = None
+        self.offered_place: Place | None = None  # by the last round that had one
+        self.joined: RoundId | None = None  # the round that it joined last
+        self._started: GenerationStarted | None = None  # the last
+        self.generation = 0  # its number
+        self._final: Point | None = None
+        # what the process has said
+        self.activity = Activity.SEATED
+        self.step_count = 0
+        self._holdings: Holdings | None = None
+        self._asked: Request | None = None
+        self._blob: bytes | None = None
+        self._reports = Reports()
+        self._key_calls = KeyCalls()
+        self._departs = False  # it was asked to leave
+
+    @property
+    def seated(self) -> bool:
+        """Whether the process was ever admitted."""
+        return self._seat is not None
+
+    @property
+    def job(self) -> str:
+        """The id of the job that it was admitted to; empty before."""
+        return self._seat.sender.job if self._seat else ""
+
+    @property
+    def expected_job(self) -> str:
+        """The only job it may belong to: its own, or the one its launcher named; empty if there is neither."""
+        return self.job or self._policy.job
+
+    @property
+    def incarnation(self) -> int:
+        """Of its seat; 0 before."""
+        return self._seat.sender.incarnation if self._seat else 0
+
+    @property
+    def _sender(self) -> Credential | None:
+        """What its messages begin with; None where the scheduler would take none."""
+        return self._seat.sender if self._seat is not None and self._link.is_registered else None
+
+    @property
+    def slot(self) -> int | None:
+        """Of its seat; None: a spare's."""
+        return self._seat.slot if self._seat else None
+
+    @property
+    def offered(self) -> RoundId | None:
+        """The newest round."""
+        return self._offer.round if self._offer else None
+
+    def step(self, event: AgentEvent, now: float) -> AgentReady:
+        """Take one event into account."""
+        self._now = now
+        if self._stage is not Stage.OVER:
+            self._dispatch(event)
+        ready, self._ready = self._ready, AgentReady()
+        ready.wake_at = self._wake_at()
+        return ready
+
+    # ---- the process
+
+    def _dispatch(self, event: AgentEvent) -> None:
+        match event:
+            case Passed():
+                if self.activity is not Activity.DONE:  # there the step is that of the durable commit
+                    self.step_count = event.step
+                self._pass()
+            case Heard():
+                self._hear(event.message)
+            case Observed(body):
+                self._observed(body)
+            case Connected():
+                self._link = replace(self._link, state=LinkState.OPEN)
+                self._elsewhere.opened(self._now)
+                self._register()
+            case Disconnected():
+                self._disconnected()
+            case Failed():
+                if self.activity in (Activity.FORMING, Activity.TRAINING, Activity.DONE):
+                    self._become(Activity.WAITING)
+            case Entered():
+                self._enter(event)
+            case Addressed(generation, blob):
+                if generation == self.generation and self.activity is Activity.FORMING:
+                    self._blob = blob
+                    self._publish()
+            case Trains(generation):
+                if generation == self.generation and self.activity is Activity.FORMING:
+                    self._become(Activity.TRAINING)
+                    self._repeat(SavedPoints)
+            case Completed(generation, step):
+                self.step_count = step
+                if generation == self.generation and self.activity is Activity.TRAINING:
+                    self._become(Activity.DONE)
+                    if self._offer and self._is_invited() and self._offer.is_gentle:  # no commit to leave at came
+                        self._ready.notices.append(BreakGroup(self._offer.text))
+            case Called(ticket, ask):
+                self._key_calls.begin(ticket, ask, self._now)
+                self._call_keys()
+            case GaveUp(ticket):
+                self._key_calls.give_up(ticket)
+                self._call_keys()
+            case RefusedByAll(text):
+                if self.activity is not Activity.TRAINING:  # which goes on, as without a scheduler
+                    self._end(EndKind.REFUSED, f"worker {self._policy.node}: {text}")
+            case Leaving(on_purpose, text, status):
+                if self._seat is not None:
+                    self._send(Leave(self._seat.sender, on_purpose, text, self.step_count, status))
+                self._stage = Stage.OVER
+
+    def _become(self, activity: Activity) -> None:
+        self.activity = activity
+        if activity is not Activity.FORMING:
+            self._blob = None
+        self._heartbeat()
+
+    def _enter(self, event: Entered) -> None:
+        if event.seen is not None and event.seen < self.generation:
+            return  # said before the process heard that its last entry has led to a generation
+        self._holdings = event.holdings
+        if self._asked is not None:
+            self._asked = replace(self._asked, is_answered=True)
+        if self.activity is not Activity.FINISHED:
+            self.activity, self._blob = Activity.WAITING, None
+            self._join()
+            if self._is_invited():  # else only this tells that its collective has failed
+                self._beat_at = self._now + self._policy.first_beat_s
+            else:
+                self._heartbeat()
+
+    def _is_invited(self) -> bool:
+        """Whether a round was offered that has not become this process's generation: its join then says it all."""
+        return self._offer is not None and (self._started is None or self._offer.round > self._started.round)
+
+    def _join(self) -> None:
+        holdings, offer, sender = self._holdings, self._offer, self._sender
+        if holdings is None or offer is None or sender is None:
+            return
+        if (offer.must_look and not holdings.looked) or offer.back_to not in (None, holdings.back_to):
+            self._ask(holdings, offer, self.offered_place or holdings.place)
+            return
+        self.joined = offer.round
+        self._send(Join(sender, offer.round, holdings))
+
+    def _ask(self, holdings: Holdings, offer: Offer, place: Place | None) -> None:
+        """Let the process enter again, once for the same reason: what it brought does not fit the round."""
+        asked = Request(offer.round, place, offer.must_look and not holdings.looked, offer.back_to)
+        if asked != self._asked:
+            again = EnterAgain(place, look=asked.look, committed=offer.committed, back_to=offer.back_to)
+            self._ready.notices.append(again)
+        self._asked = asked
+
+    def _publish(self) -> None:
+        if self._blob is not None and (sender := self._sender):
+            self._send(Publish(sender, self.generation, self._blob))
+
+    def _observed(self, body: Report) -> None:
+        if body.delivery is Delivery.ONCE:
+            # A process that dies says why even if the scheduler has not answered on this connection yet.
+            sender = self._seat.sender if self._seat and isinstance(body, LastWords) else self._sender
+            if sender is not None:
+                self._say(sender, [body])
+            return
+        self._reports.take(body)
+        if body.delivery is Delivery.KEPT:
+            self._repeat(type(body))
+
+    def _repeat(self, *kinds: type[Report]) -> None:
+        """Send the newest report of each of these kinds."""
+        if sender := self._sender:
+            for kind in kinds:
+                self._say(sender, self._reports.now(kind))
+
+    def _say(self, sender: Credential, bodies: Iterable[Report]) -> None:
+        self._ready.sends += [Said(sender, body, self.generation, self.step_count) for body in bodies]
+
+    def _call_keys(self) -> None:
+        if sender := self._sender:
+            self._ready.sends += self._key_calls.due(sender, self._now, self.term)
+
+    # ---- time
+
+    def _pass(self) -> None:
+        self._call_keys()
+        is_unsure = self._link.is_registered and self._elsewhere.is_doubtful(self._now)
+        if (self._link.state is LinkState.OPEN or is_unsure) and self._ask_at <= self._now:
+            self._register()
+        if self._link.is_open and self._elsewhere.is_over(self._now):
+            said_nothing = f"the scheduler there has said nothing for {self._policy.elsewhere_s or 0:g} s"
+            self._look_elsewhere(LookElsewhere(said_nothing))
+        if self._beat_at <= self._now and (sender := self._sender):
+            self._heartbeat()
+            self._beat_at = self._now + self._policy.heartbeat_interval_s
+            self._publish()
+            self._say(sender, self._reports.with_heartbeat(is_training=self.activity is Activity.TRAINING))
+            if self.activity is Activity.DONE:
+                self._repeat(Digests)
+        deadline = self._patience_ends_at()
+        if deadline is not None and deadline <= self._now:
+            self._lose_patience()
+
+    def _patience_ends_at(self) -> float | None:
+        link = self._link
+        if self.activity is Activity.FINISHED or self._stage is not Stage.GOES_ON:
+            return None
+        if link.refused_since is not None:
+            return link.refused_since + self._policy.topo_timeout_s
+        if not link.is_registered and self.activity is not Activity.TRAINING:
+            return link.away_since + self._policy.topo_timeout_s
+        return None
+
+    def _look_elsewhere(self, objection: LookElsewhere) -> None:
+        self._elsewhere.opened(self._now)  # until the connection is gone
+        self._ready.notices.append(objection)
+
+    def _lose_patience(self) -> None:
+        waited = f"after {self._policy.topo_timeout_s:g} s (TOPO_TIMEOUT)"
+        if self._link.refused_since is not None and self._link.refusal is Refusal.FULL:
+            self._end(EndKind.REFUSED, f"worker {self._policy.node}: every seat is still held {waited}")
+        elif self._link.refused_since is not None:
+            self._end(EndKind.DUPLICATE, f"worker {self._policy.node}: its seat is still held {waited}")
+        else:
+            self._end(EndKind.UNREACHABLE, f"worker {self._policy.node}: no scheduler answered {waited}")
+
+    def _wake_at(self) -> float | None:
+        if self._stage is Stage.OVER:
+            return None
+        patience_ends_at = self._patience_ends_at()
+        if not self._link.is_open:
+            return patience_ends_at
+        speak_at = self._beat_at if self._link.is_registered else self._ask_at
+        if self._link.is_registered and (say_at := self._key_calls.say_at) is not None:
+            speak_at = min(speak_at, say_at)
+        if (elsewhere_at := self._elsewhere.wake_at(self._now)) is not None:
+            speak_at = min(speak_at, max(elsewhere_at, self._ask_at) if self._link.is_registered else elsewhere_at)
+        return speak_at if patience_ends_at is None else min(speak_at, patience_ends_at)
+
+    # ---- the connection
+
+    def _disconnected(self) -> None:
+        if self._link.is_registered:
+            self._link = replace(self._link, away_since=self._now)
+            self._ready.notices.append(SchedulerAway())
+        self._link = replace(self._link, state=LinkState.CLOSED)
+
+    def _register(self) -> None:
+        policy = self._policy
+        self._ask_at = self._now + policy.heartbeat_interval_s
+        self._ready.sends.append(
+            Register(
+                protocol=PROTOCOL,
+                job=self.expected_job,
+                job_name=policy.job_name,
+                node=policy.node,
+                session=policy.session,
+                incarnation=self.incarnation,
+                process=policy.process,
+                settings=policy.settings,
+                standing=self._standing(),
+                proof=policy.proof,
+                term=self.term,
+            )
+        )
+
+    def _standing(self) -> Standing | None:
+        started = self._started
+        if started is None:
+            return None
+        return Standing(
+            term=self.term,
+            generation=started.generation,
+            round=started.round,
+            slot=started.slot,
+            world_size=started.world_size,
+            restore=started.restore,
+            final=self._final,
+            rank=started.rank,
+        )
+
+    def _heartbeat(self) -> None:
+        self._beat_at = self._now + self._policy.first_beat_s
+        if sender := self._sender:
+            self._send(
+                Heartbeat(
+                    sender=sender,
+                    term=self.term,
+                    activity=self.activity,
+                    generation=self.generation,
+                    round=self.joined,
+                    step=self.step_count,
+                )
+            )
+
+    def _send(self, message: FromWorker) -> None:
+        self._ready.sends.append(message)
+
+    # ---- the scheduler
+
+    def _hear(self, message: FromScheduler) -> None:
+        objection = self._elsewhere.objection(message, self.expected_job, self.term)
+        if objection is not None:
+            self._look_elsewhere(objection)
+            return
+        self._elsewhere.heard(message, self._now)
+        match message:
+            case Admitted():
+                self._admitted(message)
+            case Pending():
+                if message.session == self._policy.session and not self.seated:
+                    self._link = replace(self._link, away_since=self._now)
+                    text = f"{message.registered}/{message.world_size} registered; waiting for the others"
+                    self._ready.notices.append(ToldToWait(text, 0.0))
+            case Refused():
+                self._refused(message)
+            case Fenced():
+                is_of_my_job = not self.seated or (message.job == self.job and not self._is_late(message.term))
+                if message.session == self._policy.session and is_of_my_job:
+                    self._end(EndKind.FENCED, message.text, may_return=message.may_return)
+            case RoundOpened():
+                if self._is_for_me(message):
+                    self._round_opened(message)
+            case GenerationStarted():
+                if self._is_for_me(message):
+                    self._generation_started(message)
+            case AddressMap():
+                if self._is_of_my_job(message) and message.generation == self.generation:
+                    self._ready.notices.append(Mapped(message.generation, message.blobs))
+            case CommittedPoint():
+                if self._is_of_my_job(message) and message.generation >= self.generation:
+                    self._ready.notices.append(CommittedByAll(message.point))
+            case EqualPoint():
+                if self._is_of_my_job(message) and message.generation == self.generation:
+                    self._ready.notices.append(FoundEqual(message.point))
+            case Explain():
+                if self._is_of_my_job(message):
+                    self._reports.to_explain = (message.point, message.commits)
+                    self._repeat(Digests)
+            case KeyAnswer():
+                if message.session == self._policy.session and message.term >= self.term:
+                    ticket = self._key_calls.answered(message.number)
+                    if ticket is not None:
+                        self._ready.notices.append(Answered(ticket, message))
+                    self._call_keys()
+            case GiveUp():
+                if self._is_for_me(message):
+                    self._end(EndKind.STUCK, message.text)
+            case Depart():
+                if self._is_for_me(message) and not self._departs:
+                    self._departs = True  # it is asked until it has left, and owes one answer
+                    self._ready.notices.append(AskedToLeave(message.text))
+            case Finished():
+                if self.seated and message.job == self.job:  # true in whatever term it was said
+                    self._finished(message.point)
+            case EndJob():
+                self._end_job(message)
+
+    def _is_for_me(self, message: RoundOpened | GenerationStarted | GiveUp | Depart) -> bool:
+        return self._is_of_my_job(message) and message.incarnation == self.incarnation
+
+    def _is_of_my_job(
+        self,
+        message: RoundOpened | GenerationStarted | AddressMap | CommittedPoint | EqualPoint | Explain | GiveUp | Depart,
+    ) -> bool:
+        """Not the late word of a scheduler that was replaced, nor of another job's, which counts from 1 as well."""
+        return self.seated and message.job == self.job and message.term >= self.term
+
+    def _is_late(self, term: int) -> bool:
+        """Of an earlier scheduler of this job; a scheduler of an earlier release does not say which it is (0)."""
+        return 0 < term < self.term
+
+    def _admitted(self, message: Admitted) -> None:
+        if message.session != self._policy.session or message.term < self.term or not self._link.is_open:
+            return  # over a connection that is gone it is the word of a scheduler that may be gone, too
+        if self.expected_job not in ("", message.job):
+            return  # another launcher's scheduler
+        if self.seated and (message.job, message.incarnation) != (self.job, self.incarnation):
+            return  # a late word of another job's scheduler must not take this process away from its own
+        first, resumed = not self.seated, self.seated and not self._link.is_registered
+        if self._link.is_registered and self._elsewhere.has_choice:
+            return  # it was only asked for a word, and knows the rest
+        sender = Credential(message.job, self._policy.node, self._policy.session, message.incarnation)
+        slot = message.slot
+        self._seat = HeldSeat(sender, slot, None if slot is None else Place(slot, slot, message.world_size))
+        self.term = message.term
+        self._link = replace(self._link, state=LinkState.REGISTERED, refused_since=None)
+        if first:
+            self._ready.notices.append(Seated(message))
+        elif resumed:
+            self._ready.notices.append(SchedulerBack(message.term, self._now - self._link.away_since))
+        if message.finished is not None:
+            self._finished(message.finished)
+        self._key_calls.say_all_again(self._now)
+        self._reports.begin_connection()
+        self._call_keys()
+        if first:  # its registration said it all
+            self._beat_at = self._now + self._policy.first_beat_s
+        else:
+            self._heartbeat()
+            self._publish()
+            self._repeat(SavedPoints, Digests, HealthReport)
+
+    def _refused(self, message: Refused) -> None:
+        if message.session != self._policy.session or (message.job == self.job != "" and self._is_late(message.term)):
+            return
+        if message.refusal is Refusal.NUMERICS:
+            self._end(EndKind.NUMERICS, message.text)
+        elif self.activity is Activity.TRAINING:
+            # A scheduler that does not know this job must not stop its training.
+            self._ask_at = self._now + self._policy.stranger_retry_s
+            self._ready.notices.append(ToldToWait(message.text, self._policy.stranger_retry_s))
+        elif message.retry_after_s <= 0:
+            self._end(EndKind.REFUSED, message.text)
+        elif not self._link.is_registered:
+            self._ask_at = self._now + message.retry_after_s
+            if message.refusal is Refusal.COOLING_DOWN:
+                self._link = replace(self._link, refused_since=None)
+            elif self._link.refused_since is None or message.refusal is not self._link.refusal:
+                self._link = replace(self._link, refused_since=self._now, refusal=message.refusal)
+            self._link = replace(self._link, away_since=self._now + message.retry_after_s)
+            self._ready.notices.append(ToldToWait(message.text, message.retry_after_s))
+
+    def _round_opened(self, message: RoundOpened) -> None:
+        before, self.term = self._offer, message.term
+        if self.activity is Activity.FINISHED or (before is not None and message.round < before.round):
+            return
+        is_new = before is None or message.round != before.round
+        hardens = before is not None and before.is_gentle and not message.gently
+        text = message.text + (f"; waiting for {message.missing}" if message.missing else "")
+        self._offer = offer = Offer(
+            message.round, message.look, message.gently, message.committed, text, message.back_to
+        )
+        if message.place is not None:
+            self._sit(message.place.slot)
+            self.offered_place = message.place
+        if (is_new or hardens) and self.activity in (Activity.FORMING, Activity.TRAINING, Activity.DONE):
+            leave = LeaveGently if message.gently and self.activity is Activity.TRAINING else BreakGroup
+            self._ready.notices.append(leave(text))
+        elif message.missing and self.activity is Activity.WAITING and (before is None or text != before.text):
+            self._ready.notices.append(Waits(text))
+        elif is_new and self.activity is Activity.SEATED:
+            self._ready.notices.append(Invited())
+        if self.activity is not Activity.WAITING or self._holdings is None:
+            return
+        if message.place is None or self._is_ready_for(message.place) or self._was_asked_for(message.place):
+            self._join()
+        else:
+            self._ask(self._holdings, offer, message.place)
+
+    def _sit(self, slot: int | None) -> None:
+        if self._seat is not None and self._seat.slot != slot:
+            self._seat = replace(self._seat, slot=slot)
+
+    def _is_ready_for(self, place: Place) -> bool:
+        """Whether what it brought was made for this place; where it did not say for which, for a full world's."""
+        full_place = self._seat.full_place if self._seat else None
+        return self._holdings is not None and (self._holdings.place or full_place) == place
+
+    def _was_asked_for(self, place: Place) -> bool:
+        """Whether it has entered again for this round and place already, whatever it has brought."""
+        asked = self._asked
+        return asked is not None and asked.is_answered and (asked.round, asked.place) == (self.offered, place)
+
+    def _generation_started(self, message: GenerationStarted) -> None:
+        self.term = message.term
+        if self._holdings is None or message.generation <= self.generation or message.round != self.joined:
+            return
+        if self._offer is not None and message.round < self._offer.round:
+            return  # it is over already: the round that replaces it was told first, and would not be told as new again
+        is_ready = self._is_ready_for(Place(message.slot, message.rank, message.world_size))
+        blob = self._holdings.blob if is_ready else b""
+        self.generation, self._blob, self._holdings = message.generation, blob or None, None
+        self._started = message
+        self._reports.end_training()
+        self._sit(message.slot)
+        if self._offer is not None:
+            self._offer = replace(self._offer, must_look=False, back_to=None)
+        self._ready.notices.append(Began(message, is_addressed=is_ready))
+        self._become(Activity.FORMING)
+
+    def _finished(self, point: Point) -> None:
+        if self.activity is not Activity.FINISHED:
+            self._holdings, self._final = None, point
+            self._ready.notices.append(Over(point))
+            self._become(Activity.FINISHED)
+
+    def _end_job(self, message: EndJob) -> None:
+        if message.term < self.term or self.expected_job not in ("", message.job):
+            return
+        if message.kind is EndKind.FINISHED:
+            if not self.seated:
+                self._end(EndKind.REFUSED, "the job is finished: there is nothing left to do")
+        else:
+            self._end(message.kind, message.text)
+
+    def _end(self, reason: EndKind, text: str, *, may_return: bool = False) -> None:
+        if self._stage is Stage.GOES_ON:
+            self._ready.notices.append(MustEnd(reason, text, may_return))
+            # The seat stays held until the process really leaves; whoever holds none must not say another word.
+            is_unseated = reason in (EndKind.FENCED, EndKind.REFUSED, EndKind.NUMERICS, EndKind.DUPLICATE)
+            self._stage = Stage.OVER if is_unseated else Stage.TOLD_TO_END

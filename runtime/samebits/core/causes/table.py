@@ -1,0 +1,366 @@
+"""What ended or holds up a process: its class, whether trying again can help, and what is done. One table.
+
+Here live the rows from what can be observed to what is done; a user's own rows are read in ``service.cause_rules``.
+Never here: observing, or carrying a strategy out. The one idea: every decision on a cause (is it started again, does it
+end the job, what do its sentence and the page of messages say) reads the same row, so they cannot differ; the first row
+that fits counts, and the user's rows come first.
+
+Only what the program or its data do the same way twice at the same step ends a job (``Retry.ONCE``): whatever comes
+from outside (a kill, a node, a network, a disk, a device, a preemption) is tried again for ever, ever more slowly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from samebits import errors
+from samebits.core.causes.kinds import CauseClass, Notice, Observation, Retry, Row, Signal, Strategy
+from samebits.core.hangs import Hang
+
+
+def _codes(*kinds: type[errors.SameBitsError]) -> frozenset[int]:
+    return frozenset(kind.exit_code for kind in kinds)
+
+
+_FROM_OUTSIDE = (Strategy.SPARE, Strategy.RESTART, Strategy.SHRINK, Strategy.WAIT)
+_TRIED_ONCE_MORE = (Strategy.RESTART, Strategy.STOP)
+_BACK = (Strategy.ROLL_BACK, Strategy.STOP)
+_STOP, _WAIT = (Strategy.STOP,), (Strategy.WAIT,)
+_ANY_SIGNAL = frozenset(range(1, 128))
+
+_ENDED = Row(
+    "the job had ended, and this process with it",
+    *(CauseClass.SOFTWARE, Retry.OVER, _STOP, "see why the job ended: its first cause"),
+    statuses=_codes(
+        errors.FormationTimeoutError,
+        errors.JobFailedError,
+        errors.JobInterruptedError,
+        errors.JobStoppedError,
+        errors.ScriptFailedError,
+        errors.UntrainedError,
+        errors.UnequalError,
+        errors.PointsLostError,
+    ),
+)
+_WRONG = Row(
+    "a setting, a secret or a folder is wrong, or this machine computes otherwise",
+    *(CauseClass.SOFTWARE, Retry.NO, _STOP, "the message names the value that was found and the one that is expected"),
+    statuses=_codes(
+        errors.SettingsError,
+        errors.RefusedError,
+        errors.NumericsError,
+        errors.ForeignFolderError,
+        errors.UsageError,
+        errors.LayoutError,
+        errors.SecretError,
+        errors.DivergenceError,
+        errors.HiddenStateError,
+    ),
+)
+_TORN_OUT = Row(
+    "it lost its seat, its scheduler or its group, or did not come out of a collective",
+    *(CauseClass.NETWORK, Retry.YES, _FROM_OUTSIDE, "nothing; where it goes on, look at the network between the hosts"),
+    statuses=_codes(
+        errors.FencedError,
+        errors.DuplicateNodeError,
+        errors.SchedulerUnreachableError,
+        errors.LockedError,
+        errors.StuckError,
+        errors.ProtocolError,
+        errors.CommunicationError,
+        errors.SchedulerLeftError,
+    ),
+)
+_UNFIT = Row(
+    "its host or device did not pass the check before training",
+    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "start it on another host, or have the one that is named looked at"),
+    statuses=_codes(errors.PreflightError),
+    avoids_host=True,
+)
+_TAKEN_OVER = Row(
+    "another scheduler has taken the job over",
+    *(CauseClass.SOFTWARE, Retry.OVER, _STOP, "nothing: the job goes on with the one that the message names"),
+    statuses=_codes(errors.SupersededError),
+)
+_OUT_OF_MEMORY = Row(
+    "the kernel killed it for want of memory",
+    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE),
+    "raise the memory limit, or start fewer workers or loader processes on this host",
+    is_out_of_memory=True,
+    avoids_host=True,
+)
+_LOADER_KILLED = Row(
+    "a DataLoader's worker process was killed",
+    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE),
+    "raise the memory limit or the size of /dev/shm, or use fewer loader processes",
+    texts=("is killed by signal", "DataLoader worker (pid(s)"),
+    avoids_host=True,
+)
+_CRASHED = Row(
+    "it crashed in compiled code",
+    *(
+        CauseClass.SOFTWARE,
+        Retry.YES,
+        _FROM_OUTSIDE,
+        "PYTHONFAULTHANDLER=1 writes the line to its log; update the library",
+    ),
+    signals=frozenset({Signal.SEGV, Signal.ABRT, Signal.ILL, Signal.FPE, Signal.BUS}),
+)
+_PREEMPTED = Row(
+    "it was asked to leave: a preemption, a scale-down, a person",
+    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "nothing; it has finished its step and left"),
+    signals=frozenset({Signal.TERM, Signal.INT, Signal.HUP}),
+)
+_INTERRUPTED = Row(
+    "it was interrupted (SIGINT), by a person or a launcher",
+    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "nothing; where it goes on, ask who sends the signal"),
+    texts=("KeyboardInterrupt",),
+)
+_KILLED = Row(
+    "it was killed by a signal",
+    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "nothing; where it goes on, ask who sends the signal"),
+    signals=_ANY_SIGNAL,
+)
+_DEVICE = Row(
+    "an accelerator failed",
+    *(CauseClass.DEVICE, Retry.YES, (Strategy.SPARE, Strategy.DRAIN, Strategy.RESTART, Strategy.WAIT)),
+    "take the device out of service: its driver's log (dmesg, nvidia-smi -q, npu-smi info) names it",
+    texts=(
+        "uncorrectable ECC error",
+        "uncorrectable NVLink error",
+        "fallen off the bus",
+        "hardware stack error",
+        "device(s) is/are busy or unavailable",
+        *("UCE ERROR", "HBM MULTI BIT ECC ERROR", "SUSPECT MEM ERROR"),  # torch_npu's, as the next two rows have them
+    ),
+    avoids_host=True,
+)
+_DEVICE_FULL = Row(
+    "an accelerator's memory is full",
+    *(CauseClass.SOFTWARE, Retry.ONCE, _TRIED_ONCE_MORE),
+    "make the batch smaller, or leave the device to fewer processes: the message names it and what it holds",
+    texts=("OutOfMemoryError", "CUDA out of memory", "NPU out of memory"),
+)
+_HOST_FULL = Row(
+    "its host, or its limit, had no memory left for it",
+    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE),
+    "raise the memory limit, or start fewer workers or loader processes on this host",
+    texts=("MemoryError", "can't allocate memory", "Cannot allocate memory"),
+    avoids_host=True,
+)
+_DEVICE_STOPPED = Row(
+    "its device was stopped, so that a collective that could not end did end",
+    *(CauseClass.NETWORK, Retry.YES, _FROM_OUTSIDE, "nothing: the runtime stops it where a group is broken"),
+    texts=("FORCE STOP",),
+)
+_STORAGE = Row(
+    "a disk or a network folder failed, or is full",
+    *(
+        CauseClass.STORAGE,
+        Retry.YES,
+        (Strategy.RESTART, Strategy.WAIT),
+        "make room, or mend the disk that the message names",
+    ),
+    texts=(
+        "No space left on device",
+        "Disk quota exceeded",
+        "Input/output error",
+        "Stale file handle",
+        "Read-only file system",
+    ),
+)
+_DESCRIPTORS = Row(
+    "its process had too many files open",
+    *(CauseClass.NODE, Retry.YES, (Strategy.RESTART, Strategy.WAIT)),
+    "raise the limit of open files (`ulimit -n`), or close what the script opens",
+    texts=("Too many open files",),
+)
+_NETWORK = Row(
+    "a connection broke",
+    *(CauseClass.NETWORK, Retry.YES, _FROM_OUTSIDE, "look at the network between the hosts that the message names"),
+    texts=(
+        "Connection reset by peer",
+        "Connection closed by peer",
+        "Network is unreachable",
+        "No route to host",
+        "Temporary failure in name resolution",
+        "DistNetworkError",
+        "ncclRemoteError",
+        *("SUSPECT REMOTE ERROR", "HCCS LINK ERROR", "UB LINK ERROR", "HCCL OP RETRY FAILED"),
+    ),
+)
+_NOT_FINITE = Row(
+    "a loss or a gradient is not finite",
+    *(CauseClass.DATA, Retry.ONCE, _BACK, "look at the samples and the learning rate of the step that is named"),
+    texts=("loss is nan", "loss is inf", "nan loss", "loss=nan", "non-finite", "FloatingPointError"),
+)
+_BAD_DATA = Row(
+    "a sample cannot be read",
+    *(CauseClass.DATA, Retry.ONCE, _TRIED_ONCE_MORE, "mend or leave out the sample: the traceback names the line"),
+    texts=("UnidentifiedImageError", "BadZipFile", "zlib.error", "UnicodeDecodeError", "JSONDecodeError", "corrupt"),
+)
+WRONG_GRADIENT = Row(
+    "a rank computed a gradient wrongly, and again: the state may hold the error",
+    *(CauseClass.DATA, Retry.NO, _STOP, "test the devices that are named, and go on elsewhere from the point that is"),
+    texts=("UnequalError: step",),
+    is_failure=True,
+)
+_SCRIPT = Row(
+    "the script failed",
+    *(CauseClass.SOFTWARE, Retry.ONCE, _TRIED_ONCE_MORE, "correct the script: the message names the line"),
+    is_failure=True,
+)
+_LEFT_EARLY = Row(
+    "it ended by itself with a status of its own",
+    *(CauseClass.SOFTWARE, Retry.ONCE, _TRIED_ONCE_MORE, "look at the end of its log"),
+    statuses=frozenset(range(256)),
+)
+_STUCK = Row(
+    "its main thread stands still: it sleeps, or waits for a lock or another program",
+    *(CauseClass.SOFTWARE, Retry.YES, _FROM_OUTSIDE),
+    "look at the line that is named; before a long pause call samebits.expect_pause(seconds)",
+    hangs=frozenset({Hang.STUCK}),
+)
+_BUSY = Row(
+    "it computes, and the others wait for it",
+    *(CauseClass.SOFTWARE, Retry.YES, _FROM_OUTSIDE),
+    "look at the line that is named; before an evaluation on one rank call samebits.expect_pause(seconds)",
+    hangs=frozenset({Hang.BUSY}),
+)
+_LOADING = Row(
+    "its data does not come",
+    *(CauseClass.STORAGE, Retry.YES, _FROM_OUTSIDE, "look at the dataset's storage, and at the line that is named"),
+    hangs=frozenset({Hang.LOADING}),
+)
+_SAVING = Row(
+    "its commit does not end",
+    *(CauseClass.STORAGE, Retry.YES, _WAIT, "look at the disk of CHECKPOINT_PATH"),
+    hangs=frozenset({Hang.SAVING}),
+)
+_COMPILING = Row(
+    "it compiles for too long",
+    *(CauseClass.SOFTWARE, Retry.YES, _FROM_OUTSIDE, "set COMPILE_CACHE_PATH, or compile smaller parts"),
+    hangs=frozenset({Hang.COMPILING}),
+)
+_APART = Row(
+    "the ranks are in different collectives",
+    *(CauseClass.SOFTWARE, Retry.YES, (Strategy.ROLL_BACK,)),
+    "every rank must call the same collectives in the same order: look for an `if` around one",
+    hangs=frozenset({Hang.APART}),
+)
+_LINK = Row(
+    "all ranks wait in the same collective",
+    *(CauseClass.NETWORK, Retry.YES, (Strategy.ROLL_BACK,), "look at the network between the hosts"),
+    hangs=frozenset({Hang.LINK}),
+)
+_NOBODY_WAITS = Row(
+    "no rank makes a step, and none waits for another",
+    *(CauseClass.UNKNOWN, Retry.YES, _WAIT, "before a pause that all make call samebits.expect_pause(seconds)"),
+    hangs=frozenset({Hang.NOBODY_WAITS}),
+)
+_STOPPED = Row(
+    "its process is stopped",
+    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "kill -CONT <pid>"),
+    hangs=frozenset({Hang.STOPPED}),
+)
+_TRACED = Row(
+    "a debugger holds its process",
+    *(CauseClass.NODE, Retry.YES, _WAIT, "let the debugger go on, or detach it"),
+    hangs=frozenset({Hang.TRACED}),
+)
+_LOCKED = Row(
+    "its code holds Python's lock",
+    *(CauseClass.SOFTWARE, Retry.YES, _FROM_OUTSIDE),
+    "let the lock go in the call that is named: ctypes.CDLL instead of PyDLL, Py_BEGIN_ALLOW_THREADS in C",
+    hangs=frozenset({Hang.LOCKED}),
+)
+_DISK = Row(
+    "its process waits in the kernel",
+    *(CauseClass.STORAGE, Retry.YES, _WAIT, "look at its disks and network folders: cat /proc/<pid>/stack as root"),
+    hangs=frozenset({Hang.DISK}),
+)
+_CUT_OFF = Row(
+    "it is cut off from the scheduler",
+    *(CauseClass.NETWORK, Retry.YES, _FROM_OUTSIDE, "look at the network between its host and SCHED_HOST"),
+    hangs=frozenset({Hang.CUT_OFF}),
+)
+_GONE = Row(
+    "its process is gone without a word",
+    *(CauseClass.NODE, Retry.YES, _FROM_OUTSIDE, "nothing; `samebits logs` and dmesg may tell who killed it"),
+    notices=frozenset({Notice.GONE}),
+)
+_CLOSED = Row(
+    "its connection is gone, and nobody can see its process",
+    *(CauseClass.UNKNOWN, Retry.YES, _FROM_OUTSIDE, "look at its host and at the network to it"),
+    notices=frozenset({Notice.CLOSED}),
+)
+_UNEQUAL = Row(
+    "a rank's weights or moments changed by themselves",
+    *(CauseClass.DEVICE, Retry.YES, (Strategy.ROLL_BACK, Strategy.DRAIN)),
+    "test the memory of the host or device that is named: memtester, nvidia-smi -q -d ECC, npu-smi info -t ecc",
+    notices=frozenset({Notice.UNEQUAL}),
+    avoids_host=True,
+)
+_SILENT = Row(
+    "nothing comes from it, and nobody can see its process",
+    *(CauseClass.UNKNOWN, Retry.YES, _FROM_OUTSIDE, "look at its host and at the network to it"),
+    notices=frozenset({Notice.SILENT}),
+)
+UNKNOWN = Row(
+    "nobody knows how it ended",
+    *(CauseClass.UNKNOWN, Retry.YES, _FROM_OUTSIDE, "look at the end of its log"),
+)
+
+TABLE: tuple[Row, ...] = (
+    *(_ENDED, _WRONG, _TORN_OUT, _UNFIT, _TAKEN_OVER),
+    *(
+        _OUT_OF_MEMORY,
+        _LOADER_KILLED,
+        _DEVICE,
+        _DEVICE_FULL,
+        _HOST_FULL,
+        _STORAGE,
+        _DESCRIPTORS,
+        _NETWORK,
+        _DEVICE_STOPPED,
+    ),
+    *(_CRASHED, _PREEMPTED, _KILLED),
+    *(_INTERRUPTED, _NOT_FINITE, _BAD_DATA, WRONG_GRADIENT, _SCRIPT, _LEFT_EARLY),
+    *(_STUCK, _BUSY, _LOADING, _SAVING, _COMPILING, _APART, _LINK, _NOBODY_WAITS),
+    *(_STOPPED, _TRACED, _LOCKED, _DISK, _CUT_OFF),
+    *(_GONE, _CLOSED, _SILENT, _UNEQUAL, UNKNOWN),
+)
+"""In this order: the first that fits counts."""
+
+
+@dataclass(frozen=True, slots=True)
+class CauseTable:
+    """The rows that count here: ``own``, a user's, before those of ``TABLE``."""
+
+    own: tuple[Row, ...] = ()
+
+    def of(self, seen: Observation) -> Row:
+        """The row of what was observed."""
+        return next((row for row in (*self.own, *TABLE) if row.fits(seen)), UNKNOWN)
+
+    def strategy_for(self, hang: Hang) -> Strategy:
+        """What is done about a hang."""
+        return self.of(Observation(hang=hang)).strategies[0]
+
+
+DEFAULT = CauseTable()
+
+
+__all__ = [
+    "DEFAULT",
+    "TABLE",
+    "UNKNOWN",
+    "CauseClass",
+    "CauseTable",
+    "Notice",
+    "Observation",
+    "Retry",
+    "Row",
+    "Signal",
+    "Strategy",
+]

@@ -1,0 +1,1 @@
+"""The scheduler's keys (``samebits.kv``) and the work queue built on them."""

@@ -1,0 +1,354 @@
+"""The keys that the scheduler keeps for its workers (``samebits.kv``): values, versions, answers, bounds; pure.
+
+Here lives what a call does and what of it is written down; how a call travels is ``core.agent.key_calls``'. Three
+ideas:
+
+* Every change has a version, and versions of all keys rise together, over scheduler starts as well: the term stands in
+  the upper half. So a key that was deleted, or forgotten with the scheduler, never comes back under an old version.
+* A call that may change something is done once, however often it is said: its answer is kept under the caller's session
+  and the call's number until the caller says that it has it (``floor``; Lee et al., "Implementing Linearizability at
+  Large Scale and Low Latency", SOSP 2015). Where the key is durable the answer stands in the same record as the change.
+  That nothing was changed is kept as well, in memory: else a late repeat would do what the caller was told is not done.
+  What was not durable is forgotten with the scheduler, so callers take no answer of an earlier term for one, and a call
+  that was said to an earlier scheduler counts for nothing: its caller says it again.
+  A kept answer has no key's value in it, so it is small. What only reads is done anew, which nobody can tell apart.
+* Once a call asked for it, a key is durable until it is deleted: else a durable value could be followed by one that is
+  not, and come back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import msgspec
+
+from samebits.core.keys.key_records import (
+    MAX_KEPT_ANSWERS,
+    CallerKept,
+    KeptAnswer,
+    KeyDeleted,
+    KeyRecord,
+    KeysOf,
+    KeyWritten,
+)
+from samebits.core.messages import KeyAnswer, KeyCall, KeyOp, KeyOutcome
+from samebits.core.values import Int
+
+MAX_KEYS = 1 << 16
+MAX_STORE_BYTES = 32 << 20
+"""Of all keys and values."""
+MAX_WAITS = 1 << 16
+MAX_WAITS_OF_ONE = 64
+CALLERS_A_SEAT = 2
+FEW_CALLERS = 64
+"""From so many callers more on than seats, those without one are forgotten: they are fenced, and call no more."""
+_TERM_BITS = 32
+
+_NUMBERS = msgspec.msgpack.Decoder(Int)
+
+
+class Versioned(NamedTuple):
+    """A value and the version that it was written at; absent is version 0."""
+
+    value: bytes
+    version: int
+
+
+ABSENT = Versioned(b"", 0)
+
+
+def newest(mine: Mapping[bytes, Versioned], others: Mapping[bytes, Versioned]) -> dict[bytes, Versioned]:
+    """Both, and of a key that both have the value of the higher version; of one version ``mine``."""
+    merged = dict(others)
+    for key, held in mine.items():
+        if key not in merged or merged[key].version <= held.version:
+            merged[key] = held
+    return merged
+
+
+@dataclass(slots=True)
+class KeyReady:
+    """What a call leads to, in this order: make durable, then send. The answers are for the sessions named in them."""
+
+    records: list[KeyRecord] = field(default_factory=list)
+    answers: list[KeyAnswer] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Caller:
+    """One session's calls."""
+
+    floor: int = 0  # its calls below are done with
+    answers: dict[int, tuple[KeyAnswer, bool]] = field(default_factory=dict)  # by number; whether it is durable
+    waits: dict[int, bytes] = field(default_factory=dict)  # by number, the key
+
+    def raise_floor(self, floor: int) -> None:
+        """The caller has the answers to all calls below."""
+        if floor > self.floor:
+            self.floor = floor
+            for number in [number for number in self.answers if number < floor]:
+                del self.answers[number]
+
+
+class KeyStore:
+    """All keys of one job.
+
+    Args:
+        term: of this scheduler start.
+    """
+
+    def __init__(self, term: int) -> None:
+        self._term = term
+        self._version = term << _TERM_BITS
+        self._keys: dict[bytes, Versioned] = {}
+        self._durable: dict[bytes, None] = {}  # in the order they were written
+        self._bytes = 0
+        self._callers: dict[str, _Caller] = {}
+        self._waits: dict[bytes, dict[tuple[str, int], int]] = {}  # by key and call, the version it must be above
+        self._waits_count = 0
+        self._trouble = ""
+
+    # ---- what is durable
+
+    def apply(self, record: KeyRecord) -> None:
+        """Take one record of the keys' journal into account; never one that this store has made itself."""
+        match record:
+            case KeysOf():
+                return
+            case KeyWritten():
+                self._version = max(self._version, record.version)
+                if record.version > self._keys.get(record.key, ABSENT).version:
+                    self._set(record.key, Versioned(record.value, record.version), durable=True)
+            case KeyDeleted():
+                self._version = max(self._version, record.version)
+                if record.version > self._keys.get(record.key, ABSENT).version:
+                    self._drop(record.key)
+            case CallerKept(session, floor, answers):
+                caller = self._callers.setdefault(session, _Caller())
+                caller.answers.update(
+                    {
+                        one.number: (
+                            KeyAnswer(session, one.number, self._term, KeyOutcome.DONE, one.version, one.value),
+                            True,
+                        )
+                        for one in answers
+                    }
+                )
+                caller.raise_floor(floor)
+                return
+        if record.session:
+            answer = record.answer if isinstance(record, KeyWritten) else b""
+            caller = self._callers.setdefault(record.session, _Caller())
+            caller.raise_floor(record.floor)
+            kept = KeyAnswer(record.session, record.number, self._term, KeyOutcome.DONE, record.version, answer)
+            caller.answers[record.number] = (kept, True)
+
+    def snapshot(self) -> Iterator[KeyRecord]:
+        """The fewest records whose replay gives the durable keys, and what was answered of them."""
+        for key, value in self._keys.items():
+            if key in self._durable:
+                yield KeyWritten(key, *value)
+        for session, caller in self._callers.items():
+            kept = tuple(
+                KeptAnswer(one.number, one.version, one.value)
+                for one, is_durable in caller.answers.values()
+                if is_durable
+            )
+            if kept or caller.floor:
+                yield CallerKept(session, caller.floor, kept)
+
+    def refuse(self, why: str) -> None:
+        """From now on every call is refused with this sentence."""
+        self._trouble = why
+
+    # ---- callers
+
+    @property
+    def callers(self) -> int:
+        """How many sessions have called and are not forgotten."""
+        return len(self._callers)
+
+    @property
+    def keys(self) -> Mapping[bytes, Versioned]:
+        """All keys; read only."""
+        return self._keys
+
+    @property
+    def waits(self) -> int:
+        """How many calls wait for a key."""
+        return self._waits_count
+
+    def forget_callers_but(self, sessions: Collection[str]) -> None:
+        """All other sessions are over: they are fenced before they reach these keys."""
+        for session in [session for session in self._callers if session not in sessions]:
+            for number in list(self._callers[session].waits):
+                self._end_wait(session, number)
+            del self._callers[session]
+
+    # ---- calls
+
+    def take(self, call: KeyCall) -> KeyReady:
+        """Do what a call asks for, unless that was done, and what follows for those who wait."""
+        ready, session = KeyReady(), call.sender.session
+        if call.term not in (0, self._term):  # what an earlier scheduler answered to it, this one may not know
+            return ready
+        caller = self._callers.setdefault(session, _Caller())
+        caller.raise_floor(call.floor)
+        if self._trouble:
+            if call.number in caller.answers:
+                return ready  # whether it is durable is not known: its caller is told nothing
+            ready.answers.append(self._refused(call, self._trouble))
+        elif call.op is KeyOp.GET:
+            ready.answers.append(self._got(call))
+        elif call.op is KeyOp.WAIT:
+            self._wait(caller, call, ready)
+        elif (kept := caller.answers.get(call.number)) is not None:
+            ready.answers.append(kept[0])
+        elif caller.floor <= call.number < caller.floor + MAX_KEPT_ANSWERS:  # else it comes late: the answer is there
+            self._change(caller, call, ready)
+        return ready
+
+    def _got(self, call: KeyCall) -> KeyAnswer:
+        held = self._keys.get(call.key, ABSENT)
+        outcome = KeyOutcome.DONE if held.version else KeyOutcome.ABSENT
+        return KeyAnswer(call.sender.session, call.number, self._term, outcome, held.version, held.value)
+
+    def _wait(self, caller: _Caller, call: KeyCall, ready: KeyReady) -> None:
+        session, number = call.sender.session, call.number
+        if self._keys.get(call.key, ABSENT).version > call.version:
+            self._end_wait(session, number)
+            ready.answers.append(self._got(call))
+        elif number not in caller.waits:
+            if len(caller.waits) >= MAX_WAITS_OF_ONE:  # it has fewer open: the oldest was given up
+                self._end_wait(session, min(caller.waits))
+            if self._waits_count >= MAX_WAITS:
+                ready.answers.append(
+                    self._refused(
+                        call,
+                        f"{MAX_WAITS} calls wait for keys, the most there may be. Fix: let one thread of each process "
+                        "wait, and tell the others",
+                    )
+                )
+                return
+            caller.waits[number] = call.key
+            self._waits.setdefault(call.key, {})[session, number] = call.version
+            self._waits_count += 1
+
+    def _end_wait(self, session: str, number: int) -> None:
+        key = self._callers[session].waits.pop(number, None)
+        if key is not None:
+            del self._waits[key][session, number]
+            if not self._waits[key]:
+                del self._waits[key]
+            self._waits_count -= 1
+
+    def _change(self, caller: _Caller, call: KeyCall, ready: KeyReady) -> None:
+        held = self._keys.get(call.key, ABSENT)
+        has_changed, answered, problem = False, b"", ""
+        match call.op:
+            case KeyOp.DELETE if not held.version:
+                outcome = KeyOutcome.ABSENT
+            case KeyOp.COMPARE_AND_SET | KeyOp.DELETE if call.version != held.version and (
+                call.version or call.op is KeyOp.COMPARE_AND_SET
+            ):
+                outcome = KeyOutcome.DIFFERS
+            case KeyOp.DELETE:
+                outcome, has_changed = KeyOutcome.DONE, True
+            case KeyOp.ADD:
+                total = _sum(held.value, call.amount) if held.version else call.amount
+                answered = b"" if isinstance(total, str) else msgspec.msgpack.encode(total)
+                problem = total if isinstance(total, str) else self._no_room(call.key, held, answered)
+                outcome, has_changed = (KeyOutcome.REFUSED, False) if problem else (KeyOutcome.DONE, True)
+            case _:
+                problem = self._no_room(call.key, held, call.value)
+                outcome, has_changed = (KeyOutcome.REFUSED, False) if problem else (KeyOutcome.DONE, True)
+        session, number = call.sender.session, call.number
+        if not has_changed:
+            kept = KeyAnswer(session, number, self._term, outcome, held.version, text=_said(call, problem))
+            caller.answers[number] = (kept, False)
+            ready.answers.append(kept)
+            return
+        self._version += 1
+        is_durable = call.key in self._durable or call.is_durable
+        kept = KeyAnswer(session, number, self._term, outcome, self._version, answered)
+        caller.answers[number] = (kept, is_durable)
+        if call.op is KeyOp.DELETE:
+            self._drop(call.key)
+        else:
+            self._set(call.key, Versioned(answered or call.value, self._version), durable=is_durable)
+        if is_durable:
+            ready.records.append(self._record(call, caller.floor, answered))
+        ready.answers.append(kept)
+        self._wake(call.key, ready)
+
+    def _record(self, call: KeyCall, floor: int, answered: bytes) -> KeyRecord:
+        who = (call.sender.session, call.number, floor)
+        if call.op is KeyOp.DELETE:
+            return KeyDeleted(call.key, self._version, *who)
+        return KeyWritten(call.key, self._keys[call.key].value, self._version, *who, answered)
+
+    def _wake(self, key: bytes, ready: KeyReady) -> None:
+        held = self._keys.get(key, ABSENT)
+        for (session, number), above in list(self._waits.get(key, {}).items()):
+            if held.version > above:
+                self._end_wait(session, number)
+                ready.answers.append(KeyAnswer(session, number, self._term, KeyOutcome.DONE, held.version, held.value))
+
+    def _refused(self, call: KeyCall, why: str) -> KeyAnswer:
+        return KeyAnswer(call.sender.session, call.number, self._term, KeyOutcome.REFUSED, text=_said(call, why))
+
+    # ---- room
+
+    def _no_room(self, key: bytes, held: Versioned, value: bytes) -> str:
+        if not held.version and len(self._keys) >= MAX_KEYS:
+            return f"there are {MAX_KEYS} keys, the most there may be. Fix: delete those that are done with"
+        more = len(value) - (len(held.value) if held.version else -len(key))
+        if more > 0 and self._bytes + more > MAX_STORE_BYTES:
+            return (
+                f"all keys and values would have {self._bytes + more} bytes, at most {MAX_STORE_BYTES} are kept. Fix: "
+                "delete keys that are done with, or keep large values in files and their paths here"
+            )
+        return ""
+
+    def _set(self, key: bytes, held: Versioned, *, durable: bool) -> None:
+        self._drop(key)
+        self._keys[key] = held
+        self._bytes += len(key) + len(held.value)
+        if durable:
+            self._durable[key] = None
+
+    def _drop(self, key: bytes) -> None:
+        held = self._keys.pop(key, None)
+        if held is not None:
+            self._bytes -= len(key) + len(held.value)
+        self._durable.pop(key, None)
+
+
+def replay(records: Iterable[KeyRecord], term: int) -> KeyStore:
+    """The store that these records give."""
+    store = KeyStore(term)
+    for record in records:
+        store.apply(record)
+    return store
+
+
+def _sum(value: bytes, amount: int) -> int | str:
+    """The number and the amount; a text says why there is no such number."""
+    try:
+        total = _NUMBERS.decode(value) + amount
+    except (msgspec.MsgspecError, UnicodeError):
+        return "its value is no whole number. Fix: add only to a key that add() or a whole number has made"
+    if not -(2**63) <= total < 2**63:
+        return f"the sum {total} has more than 64 bits. Fix: count in a coarser unit"
+    return total
+
+
+def _said(call: KeyCall, problem: str) -> str:
+    return f"key {shown(call.key)}: {problem}" if problem else ""
+
+
+def shown(key: bytes) -> str:
+    """A key as messages show it."""
+    return repr(key.decode(errors="replace")[:80])

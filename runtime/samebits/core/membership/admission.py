@@ -1,0 +1,491 @@
+"""Admission to seats: rules 1 to 8 and 1b of docs/contributors/architecture.md.
+
+Every answer is a message to the session that asked. A refusal changes nothing but the list of those who wait, so it
+cannot extend a wait; an admission is a SeatGranted record first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from samebits.core.ledger import NAMED, Ledger
+from samebits.core.lines import root_of
+from samebits.core.membership.leases import Leases
+from samebits.core.membership.rebuild import highest_unheard_incarnation, is_placeholder
+from samebits.core.membership.replacements import Claim, Replacements
+from samebits.core.membership.world import World
+from samebits.core.messages import PROTOCOL, Admitted, Credential, Fenced, Pending, Refusal, Register
+from samebits.core.ready import Level
+from samebits.core.records import ReplacementShown, SeatGranted, SeatRetired, SpareAdmitted
+from samebits.core.restore import differing
+from samebits.core.state import Seat
+
+MIN_RETRY_S = 0.05
+EARLY_RETRY_S = 0.1  # its launcher has seen a death of which the scheduler hears at the next moment
+MUST_LEAVE = ": this process must not touch the job again"
+MAY_RETURN = ": it must leave its generation, and may come back as a spare"
+MAX_REFUSED = 1000  # remembered beyond two a slot; the others are told the same, but not when the job ends
+MAX_DIGITS = 18  # of a number inside a name; what a peer may send must not decide how long int() takes
+
+
+@dataclass(slots=True)
+class Waiting:
+    """A process that asked and has no seat yet."""
+
+    register: Register
+    until: float  # when it is forgotten unless it asks again
+    for_s: float  # how long that was when it asked
+
+
+class Admission:
+    """Answers Register; knows who waits for a seat.
+
+    Args:
+        give_slots: called when a spare is admitted, before it is told so: a lost slot may be its own at once.
+    """
+
+    def __init__(self, ledger: Ledger, leases: Leases, world: World, give_slots: Callable[[Seat], object]) -> None:
+        self._ledger = ledger
+        self._leases = leases
+        self._world = world
+        self._give_slots = give_slots
+        self._replacements = Replacements(ledger)
+        self.pending: dict[str, Waiting] = {}  # by session: their slots are decided when the house is full
+        self.refused: dict[str, Waiting] = {}  # by session: told to wait and ask again
+        self._pending_session: dict[str, str] = {}  # node → its session in ``pending``
+        self.check_at: float | None = None  # when one of them may have to be forgotten
+
+    def register(self, message: Register) -> Seat | None:
+        """Answer one Register. Returns the seat where the session holds one now."""
+        before = self.refused.pop(message.session, None)
+        stranger = self._is_stranger(message)
+        if stranger is not None:
+            self._refuse(message, *stranger)
+            return None
+        seat = self._ledger.state.seats.get(message.node)
+        if seat is not None and self._may_resume(message, seat):
+            return self._welcome_back(seat)
+        late = self._late_member(message)
+        if late is not None:
+            return late
+        if self._is_late_spare(message, seat):
+            return self._admit_spare(message, incarnation=message.incarnation)
+        if message.incarnation > 0 or (seat is not None and seat.session == message.session):
+            self._fence(message, seat)
+            return None
+        is_new = seat is None and self._ledger.policy.recovery
+        claim = self._replacements.claim(message) if is_new else Claim.NONE
+        if claim not in (Claim.NONE, Claim.OF_NOBODY):
+            return self._admit_replacement(message, claim, before)
+        if seat is None or seat.is_retired:
+            return self._admit_unknown(message)
+        return self._admit_known(message, seat)
+
+    def forget(self, session: str) -> None:
+        """The session's connection is closed."""
+        waiting = self.pending.pop(session, None)
+        if waiting is not None:
+            self._pending_session.pop(waiting.register.node, None)
+        self.refused.pop(session, None)
+
+    def forget_silent(self) -> None:
+        """Drop those who waited and have not asked again."""
+        now = self._ledger.now
+        if self.check_at is None or self.check_at > now:
+            return
+        for waiting in (self.pending, self.refused):
+            for session in [session for session, entry in waiting.items() if entry.until <= now]:
+                self.forget(session)
+        rest = [entry.until for entry in (*self.pending.values(), *self.refused.values())]
+        self.check_at = min(rest, default=None)
+
+    def longest_wait_s(self) -> float | None:
+        """How long the last of those who were told to wait has to wait yet; None where nobody was."""
+        ledger = self._ledger
+        free_at = max((entry.until - ledger.policy.node_timeout_s for entry in self.refused.values()), default=None)
+        return None if free_at is None else max(0.0, free_at - ledger.now)
+
+    def shift(self, gap_s: float) -> None:
+        """The scheduler stood still: nobody is forgotten by that."""
+        for waiting in (*self.pending.values(), *self.refused.values()):
+            waiting.until = min(waiting.until + gap_s, self._ledger.now + waiting.for_s)
+
+    # ---- rule 8
+
+    def _is_stranger(self, message: Register) -> tuple[Refusal, str] | None:
+        state = self._ledger.state
+        if message.job and message.job != state.job and message.protocol == PROTOCOL:
+            found = f"worker {message.node} belongs to job {message.job}, this scheduler runs job {state.job}"
+            if message.incarnation == 0:
+                return Refusal.OTHER_JOB, f"{found}. Fix: start each job with a SCHED_PORT of its own"
+            return Refusal.OTHER_JOB, f"{found}: its recovery path is not the one the worker's job was started with"
+        return self.difference(message)
+
+    def difference(self, message: Register) -> tuple[Refusal, str] | None:
+        """What makes the sender a stranger, whatever job it belongs to."""
+        policy = self._ledger.policy
+        if message.protocol != PROTOCOL:
+            return Refusal.PROTOCOL, (
+                f"this scheduler speaks protocol {PROTOCOL}, worker {message.node} speaks {message.protocol}: "
+                "install the same samebits on all hosts"
+            )
+        if policy.job_name and message.job_name and message.job_name != policy.job_name:
+            return Refusal.OTHER_JOB, (
+                f"worker {message.node} was started for {message.job_name!r}, this scheduler runs {policy.job_name!r}: "
+                "set SCHED_HOST and SCHED_PORT to its own scheduler, or the same JOB_NAME on both"
+            )
+        difference = differing(message.settings, policy.settings)
+        if difference:
+            return Refusal.OTHER_SETTINGS, (
+                f"worker {message.node} ('here') was started with other settings than the scheduler ('there'): "
+                f"{difference}. Start it with the job's values"
+            )
+        return None
+
+    # ---- a job that was rebuilt without this member's word
+
+    def _late_member(self, message: Register) -> Seat | None:
+        """Its seat was kept for whoever can say the same as the members who rebuilt the job."""
+        state, standing = self._ledger.state, message.standing
+        committed = state.generation
+        if committed is None or standing is None or not 0 <= standing.rank < len(committed.slots):
+            return None
+        kept, present = state.seat_of_slot(committed.slots[standing.rank]), state.seats.get(message.node)
+        if (standing.generation, standing.round) != (committed.generation, committed.round):
+            return None
+        if kept is None or kept.slot is None or not is_placeholder(kept.session):
+            return None
+        if present is not None and present is not kept and (present.is_held and not present.is_retired):
+            return None  # another process has come for this node
+        slot = kept.slot
+        if kept.node != message.node:
+            self._ledger.write(SeatRetired(kept.node, slot))
+        return self._seat(message, slot, incarnation=message.incarnation)
+
+    def _is_late_spare(self, message: Register, seat: Seat | None) -> bool:
+        """A spare of the job that was rebuilt: the members, who knew nothing of it, could not report it."""
+        is_spare = seat is None and message.incarnation > 0 and message.standing is None
+        was_replaced = self._replacements.is_spent(message.node)  # its record is gone, and was not unknown
+        return is_spare and not was_replaced and self._has_room_for_spare(message)
+
+    # ---- rule 1b
+
+    def _admit_replacement(self, message: Register, claim: Claim, before: Waiting | None) -> Seat | None:
+        """Admit a new node in the line of a known one that is gone.
+
+        It is a spare beyond SPARE_NUM until it is given a slot. Once training is finished no round gives any: then it
+        takes the lost one's slot and does what is left of its script.
+        """
+        node, newest = message.node, self._replacements.newest(message.node)
+        if claim is Claim.OF_A_LOST_ONE:
+            if self._ledger.state.final is not None and newest is not None and newest.slot is not None:
+                slot = newest.slot
+                self._ledger.write(SeatRetired(newest.node, slot))
+                return self._grant(message, slot)
+            return self._admit_spare(message)
+        if claim is Claim.EARLY and newest is not None:
+            text = f"worker {node} comes for {newest.title}, which is held by {newest.process}"
+            self._refuse(message, Refusal.ALIVE, text, self._early_retry_s(before))
+        elif claim is Claim.FORGED:
+            text = (
+                f"worker {node} says that this job's launcher started it, and cannot prove it with the job's token. "
+                "Fix: unset NODE_ID, which only a launcher sets to such a name"
+            )
+            self._refuse(message, Refusal.FULL, text)
+        else:
+            last = newest.title if newest is not None else "nobody"
+            text = f"worker {node} was replaced: {last} is the last of its line. Fix: unset NODE_ID"
+            self._refuse(message, Refusal.FULL, text)
+        return None
+
+    def _early_retry_s(self, before: Waiting | None) -> float:
+        """Return twice the session's last wait: the process that it replaces may live on for good."""
+        node_timeout_s = self._ledger.policy.node_timeout_s
+        return EARLY_RETRY_S if before is None else min(2 * (before.for_s - node_timeout_s), node_timeout_s)
+
+    # ---- rules 2 and 6
+
+    def _may_resume(self, message: Register, seat: Seat) -> bool:
+        gave_up = seat.has_left or self._ledger.presences[seat.node].is_gone
+        is_holder = seat.session == message.session and message.incarnation in (0, seat.incarnation)
+        return is_holder and not seat.is_retired and not gave_up
+
+    def _welcome_back(self, seat: Seat) -> Seat:
+        if self._leases.renew(seat):
+            self._ledger.ready.say(f"{seat.title} is back ({seat.process}), same incarnation {seat.incarnation}")
+        self.welcome(seat)
+        return seat
+
+    def _fence(self, message: Register, seat: Seat | None) -> None:
+        fenced = self.fenced(message, seat)
+        self._ledger.ready.send(message.session, fenced)
+        self._ledger.ready.say(f"fenced {message.process}: {fenced.text}", Level.WARNING)
+
+    def fenced(self, sender: Register | Credential, seat: Seat | None) -> Fenced:
+        """What a process is told that believes it holds this seat of its node."""
+        policy = self._ledger.policy
+        is_own = seat is not None and seat.is_retired and seat.session == sender.session
+        may_return = is_own and policy.recovery and (policy.spare_num > 0 or policy.is_elastic)
+        text = fenced_text(sender.node, seat) + (MAY_RETURN if may_return else MUST_LEAVE)
+        state = self._ledger.state
+        return Fenced(state.job, sender.session, sender.incarnation, text, may_return, state.term)
+
+    # ---- rules 3, 4, 5 and 7
+
+    def _admit_known(self, message: Register, seat: Seat) -> Seat | None:
+        policy = self._ledger.policy
+        if not policy.recovery:
+            self._refuse(
+                message,
+                Refusal.RECOVERY_OFF,
+                f"worker {message.node} was here before and ENABLE_RECOVERY=0: set ENABLE_RECOVERY=1 to let it return",
+            )
+            return None
+        lease_left, cool_down_left = self._leases.lease_left_s(seat), self._leases.cool_down_left_s(seat)
+        retry = max(lease_left, cool_down_left)
+        if seat.is_held:
+            text = (
+                f"worker {seat.node} is held by {seat.process}, whose lease ends in {lease_left:.1f} s of silence; "
+                f"its seat is free {policy.cool_down_s:g} s (REGISTER_COOLDOWN) after its last word"
+            )
+            self._refuse(message, Refusal.ALIVE, text, max(retry, MIN_RETRY_S))
+            return None
+        if cool_down_left > 0:
+            self._refuse_cooling_down(message, seat, "its seat is free again", cool_down_left)
+            return None
+        if seat.slot is None:
+            return self._admit_unknown(message)
+        return self._grant(message, seat.slot)
+
+    # ---- rule 1
+
+    def _admit_unknown(self, message: Register) -> Seat | None:
+        """A node that holds nothing: a free slot, a lost seat whose cool-down has passed, a spare's place."""
+        state = self._ledger.state
+        first = root_of(message.node) if self._replacements.is_proven(message) else message.node
+        wanted, known = _slot_named_by(first), state.seats.get(message.node)
+        if known is not None and known.is_retired and known.is_lost:
+            cool_down_left = self._leases.cool_down_left_s(known)
+            if cool_down_left > 0:
+                self._refuse_cooling_down(message, known, "its slot was given away; it may return", cool_down_left)
+                return None
+        if wanted is not None and wanted >= self._ledger.policy.max_world_size:
+            if self._has_room_for_spare(message):
+                return self._admit_spare(message)
+            self._refuse_spare(message)
+            return None
+        holder = None if wanted is None else state.seat_of_slot(wanted)
+        named = None if wanted is None or holder is not None else self._world.free_slot(wanted)
+        if named is not None:
+            return self._grant(message, named)
+        if holder is not None and known is None and not self._ledger.policy.is_elastic:
+            is_anothers = self._replacements.is_proven(message) and holder.is_held  # for good
+            return self._take_over(message, self._holders() if is_anothers else [holder])
+        free = self._world.free_slot()
+        if free is None:
+            return self._take_over(message, self._holders())
+        if known is not None or self._world.has_begun or free >= self._ledger.policy.world_size:
+            return self._grant(message, free)
+        return self._wait_for_full_house(message)
+
+    def _holders(self) -> list[Seat]:
+        """Of all slots, whether or not they are believed alive."""
+        state = self._ledger.state
+        return [state.seats[node] for node in state.by_slot.values()]
+
+    def _take_over(self, message: Register, holders: list[Seat]) -> Seat | None:
+        """No slot is free: a lost seat whose cool-down has passed is given away, the first by slot."""
+        is_trained = self._ledger.state.final is not None
+        waits = [
+            (max(self._leases.lease_left_s(seat), self._leases.cool_down_left_s(seat)), seat.slot or 0, seat)
+            for seat in holders
+            if not seat.is_held and not (is_trained and seat.has_left)  # whose script is done
+        ]
+        wait_s, slot, lost = min(waits, key=lambda entry: entry[:2], default=(0.0, 0, None))
+        if lost is not None and wait_s <= 0:
+            self._ledger.write(SeatRetired(lost.node, slot))
+            return self._grant(message, slot)
+        if self._has_room_for_spare(message):
+            return self._admit_spare(message)
+        if lost is None:
+            names = ", ".join(f"{seat.node} ({seat.process})" for seat in holders[:4])
+            more = f" and {len(holders) - 4} more" if len(holders) > 4 else ""
+            policy, limit = self._ledger.policy, ""
+            if policy.is_elastic and not self._world.has_resets_left():
+                limit = f"; the world has begun anew {policy.reset_limit} times (RESET_LIMIT) and takes in nobody more"
+            text = f"no seat for worker {message.node}: held by {names}{more}{limit}"
+            self._refuse(message, Refusal.FULL, text, policy.node_timeout_s)
+            return None
+        text = f"slot {slot} of worker {lost.node}, lost ({lost.reason}), is free again in {wait_s:.1f} s"
+        self._refuse(message, Refusal.COOLING_DOWN, text, max(wait_s, MIN_RETRY_S))
+        return None
+
+    def _wait_for_full_house(self, message: Register) -> Seat | None:
+        """Slots of nodes that name none are decided when all are in, before anything is written."""
+        ledger, world_size = self._ledger, self._ledger.policy.world_size
+        is_new = message.session not in self.pending
+        older = self._pending_session.get(message.node)
+        if older is not None:
+            self.pending.pop(older, None)
+        self._pending_session[message.node] = message.session
+        self._wait(self.pending, message, ledger.policy.node_timeout_s)
+        registered = len(ledger.state.by_slot) + len(self.pending)
+        if registered < world_size:
+            ledger.ready.send(message.session, Pending(message.session, ledger.state.term, registered, world_size))
+            if is_new:
+                ledger.ready.say(f"{registered}/{world_size} registered")
+            return None
+        self.seat_pending()
+        return ledger.state.seats[message.node]
+
+    def seat_pending(self) -> None:
+        """The house is full, or has been waited for long enough: who waited gets a slot, by (host, node id)."""
+        ledger = self._ledger
+        waiting = sorted(
+            (entry.register for entry in self.pending.values()),
+            key=lambda register: (_natural(register.process.host), _natural(register.node)),
+        )
+        free = sorted(set(range(ledger.policy.world_size)) - ledger.state.by_slot.keys())
+        self.forget_pending()
+        for slot, register in zip(free, waiting, strict=False):  # a digit node may have taken one meanwhile
+            self._seat(register, slot)
+
+    def forget_pending(self) -> None:
+        """Nobody waits for a full house: who still wants a seat asks again."""
+        self.pending.clear()
+        self._pending_session.clear()
+
+    # ---- answers
+
+    def _grant(self, message: Register, slot: int) -> Seat:
+        seat = self._seat(message, slot)
+        if self.pending and len(self._ledger.state.by_slot) + len(self.pending) >= self._ledger.policy.world_size:
+            self.seat_pending()
+        return seat
+
+    def _seat(self, message: Register, slot: int, incarnation: int | None = None) -> Seat:
+        ledger = self._ledger
+        before = ledger.state.seats.get(message.node)
+        if incarnation is None:
+            incarnation = self._next_incarnation(before)
+        ledger.write(SeatGranted(message.node, slot, incarnation, message.session, message.process))
+        seat = self._hold(message, before)
+        self.welcome(seat)
+        registered = ledger.present() + len(self.pending)
+        world_size = max(ledger.policy.world_size, registered)
+        named = 0 < len(ledger.absent) <= NAMED and not self.pending and ledger.state.final is None
+        text = f"{registered}/{world_size} registered: worker {seat.node} ({seat.process}) has slot {slot}"
+        if incarnation > 1:
+            text += f", incarnation {incarnation}"
+        ledger.ready.say(text + (f"; waiting for {ledger.names_of(ledger.absent)}" if named else ""))
+        return seat
+
+    def _next_incarnation(self, before: Seat | None) -> int:
+        """Above all that the node can have had, also in a journal that was lost."""
+        known = 0 if before is None else before.incarnation
+        return 1 + max(known, highest_unheard_incarnation(self._ledger.state.term))
+
+    def _has_room_for_spare(self, message: Register) -> bool:
+        """Within SPARE_NUM; beyond it a replacement that was a spare has the place that its successor would have."""
+        has_room = len(self._ledger.state.spares) < self._ledger.policy.spare_num
+        return has_room or self._replacements.returns(message)
+
+    def _admit_spare(self, message: Register, incarnation: int | None = None) -> Seat:
+        ledger = self._ledger
+        before = ledger.state.seats.get(message.node)
+        if incarnation is None:
+            incarnation = self._next_incarnation(before)
+        ledger.write(SpareAdmitted(message.node, incarnation, message.session, message.process))
+        seat = self._hold(message, before)
+        ready = f"{len(ledger.state.spares)} of {ledger.policy.spare_num} (SPARE_NUM)"
+        if root_of(seat.node) != seat.node:
+            ready = f"in place of worker {root_of(seat.node)}"
+        text = f"spare {seat.node} ({seat.process}) is here, {ready}"
+        ledger.ready.say(text + (f", incarnation {incarnation}" if incarnation > 1 else ""))
+        self._give_slots(seat)
+        self.welcome(seat)
+        return seat
+
+    def _hold(self, message: Register, before: Seat | None) -> Seat:
+        """What was granted is this session's from now on."""
+        ledger = self._ledger
+        if before is not None:
+            ledger.sessions.pop(before.session, None)
+        seat = ledger.state.seats[message.node]
+        ledger.sessions[seat.session] = seat.node
+        self.pending.pop(self._pending_session.pop(seat.node, ""), None)  # another process of this node, that waited
+        if self._replacements.is_proven(message):
+            ledger.write(ReplacementShown(seat.node))
+        self._leases.begin(seat, heard=True)
+        return seat
+
+    def _refuse_spare(self, message: Register) -> None:
+        policy, spares = self._ledger.policy, self._ledger.state.spares
+        text = f"NODE_ID={message.node} names a spare, and "
+        if policy.spare_num == 0:
+            text += f"this job has none: the slots are 0..{policy.max_world_size - 1}"
+            self._refuse(message, Refusal.FULL, text)
+        else:
+            text += f"all {policy.spare_num} (SPARE_NUM) are here: {', '.join(list(spares)[:NAMED])}"
+            self._refuse(message, Refusal.FULL, text, policy.node_timeout_s)
+
+    def welcome(self, seat: Seat) -> None:
+        """Tell the session that it holds the seat."""
+        ledger = self._ledger
+        ledger.tell(
+            seat.node,
+            Admitted(
+                session=seat.session,
+                job=ledger.state.job,
+                term=ledger.state.term,
+                slot=seat.slot,
+                incarnation=seat.incarnation,
+                world_size=ledger.policy.world_size,
+                finished=ledger.state.final,
+                generation=ledger.state.generation_number,
+            ),
+        )
+
+    def _refuse(self, message: Register, refusal: Refusal, text: str, retry_after_s: float = 0.0) -> None:
+        ledger = self._ledger
+        ledger.ready.send(message.session, ledger.refusal(message.session, refusal, text, retry_after_s))
+        ledger.ready.say(f"refused {message.process} ({refusal.name}): {text}", Level.WARNING)
+        if retry_after_s > 0 and len(self.refused) < MAX_REFUSED + 2 * ledger.policy.world_size:
+            self._wait(self.refused, message, retry_after_s + ledger.policy.node_timeout_s)
+
+    def _refuse_cooling_down(self, message: Register, seat: Seat, what: str, wait_s: float) -> None:
+        text = (
+            f"the last process of {seat.title}, {seat.process}, was lost ({seat.reason}); "
+            f"{what} in {wait_s:.1f} s (REGISTER_COOLDOWN={self._ledger.policy.cool_down_s:g})"
+        )
+        self._refuse(message, Refusal.COOLING_DOWN, text, max(wait_s, MIN_RETRY_S))
+
+    def _wait(self, waiting: dict[str, Waiting], message: Register, for_s: float) -> None:
+        until = self._ledger.now + for_s
+        waiting[message.session] = Waiting(message, until, for_s)
+        self.check_at = until if self.check_at is None else min(self.check_at, until)
+
+
+def fenced_text(node: str, seat: Seat | None) -> str:
+    """Why a process that believes it holds the node's seat must leave."""
+    if seat is None:
+        holder = "unknown to this scheduler"
+    elif seat.is_retired:
+        holder = "taken away: another node has its slot, or the world went on without it"
+    else:
+        holder = f"now held by {seat.process}, incarnation {seat.incarnation}"
+    return f"the seat of worker {node} is {holder}"
+
+
+def _slot_named_by(node: str) -> int | None:
+    """The slot that a node id of digits names; ``07`` is a name like any other."""
+    is_number = len(node) <= MAX_DIGITS and node.isascii() and node.isdigit()
+    return int(node) if is_number and str(int(node)) == node else None
+
+
+def _natural(text: str) -> tuple[tuple[int, int | str], ...]:
+    """Sort key in which 10.0.0.9 comes before 10.0.0.10."""
+    parts = [part for part in re.split(rf"([0-9]{{1,{MAX_DIGITS}}})", text) if part]
+    return tuple((0, int(part)) if part.isascii() and part.isdigit() else (1, part) for part in parts)

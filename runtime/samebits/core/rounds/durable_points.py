@@ -1,0 +1,85 @@
+"""Restore points that every member holds on disk: until one is there, nobody may delete what came before it.
+
+Here lives who has reported which point, and the decision that one is committed: all hold it, and all hold the same.
+Never here: which point a generation resumes (``restore``), what a rank deletes, whether states are equal
+(``equality``). The one idea: each report is the whole truth of its sender, so it may be
+lost, doubled or late, and a point is counted where reports change, never by asking everybody again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection
+
+from samebits.core.ledger import Ledger
+from samebits.core.messages import CommittedPoint, Said
+from samebits.core.point import Point
+from samebits.core.records import GenerationCommitted, PointCommitted
+from samebits.core.reports import SavedPoints
+from samebits.core.state import Seat, is_on_line
+from samebits.core.watch.equality import Equality
+
+
+class DurablePoints:
+    """Whose disk holds what, of the members of the last generation."""
+
+    def __init__(self, ledger: Ledger, equality: Equality) -> None:
+        self._ledger = ledger
+        self._equality = equality
+        self._counted: GenerationCommitted | None = None  # for whose members the holders are counted
+        self._incarnations: dict[str, int] = {}  # of them
+        self._held: dict[str, tuple[int, frozenset[Point]]] = {}  # node → incarnation, what it reported last
+        self._holders: Counter[Point] = Counter()  # how many of them hold each
+
+    def take(self, seat: Seat, body: SavedPoints, said: Said) -> None:
+        """A member says what it holds; with its first word in this term it may not know yet which point all do."""
+        committed = self._ledger.state.generation
+        if committed is None:
+            return
+        self._count_for(committed)
+        if self._incarnations.get(seat.node) != seat.incarnation:
+            return
+        is_first = seat.node not in self._held
+        _, before = self._held.get(seat.node, (0, frozenset()))
+        now = frozenset([point for point in body.points if point in before or is_on_line(point, committed)])
+        self._held[seat.node] = (seat.incarnation, now)
+        holders = self._holders
+        for point in before - now:
+            holders[point] -= 1
+        for point in now - before:
+            holders[point] += 1
+        if not self.commit_newest(now) and is_first and (known := self._ledger.state.committed_point) is not None:
+            self._tell(seat, known)
+
+    def commit_newest(self, points: Collection[Point]) -> bool:
+        """Commit the newest of these that every member holds, the same everywhere; whether there is one."""
+        committed, known = self._ledger.state.generation, self._ledger.state.committed_point
+        if committed is None or committed is not self._counted:
+            return False
+        everywhere = [
+            point
+            for point in points
+            if (known is None or point > known) and self._holders[point] == len(committed.members)
+        ]
+        equal = next((point for point in sorted(everywhere, reverse=True) if self._equality.is_equal(point)), None)
+        if equal is not None:
+            self._ledger.write(PointCommitted(equal))
+            for member in self._ledger.live_seats():
+                self._tell(member, equal)
+        return equal is not None
+
+    def _tell(self, seat: Seat, point: Point) -> None:
+        state = self._ledger.state
+        self._ledger.tell(seat.node, CommittedPoint(state.job, state.term, state.generation_number, point))
+
+    def _count_for(self, committed: GenerationCommitted) -> None:
+        """Count anew where the members have changed: what those who stay have reported stays true."""
+        if committed is self._counted:
+            return
+        self._counted, self._incarnations = committed, dict(committed.members)
+        self._held = {
+            node: (incarnation, frozenset(point for point in points if is_on_line(point, committed)))
+            for node, (incarnation, points) in self._held.items()
+            if self._incarnations.get(node) == incarnation
+        }
+        self._holders = Counter(point for _, points in self._held.values() for point in points)

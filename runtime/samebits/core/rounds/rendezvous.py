@@ -1,0 +1,533 @@
+"""Rounds and generations: how members meet and start together (docs/contributors/architecture.md).
+
+One round is open at a time and takes in every loss that happens meanwhile. It closes when everybody the world awaits
+has joined; then the generation is written, and only then is anybody told its place. The address map of a generation is
+volatile: members repeat their part until their group stands, so a restarted scheduler collects it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from samebits.core.ledger import Ledger
+from samebits.core.membership.buddies import Neighbourhood, neighbourhoods
+from samebits.core.membership.world import World, rank_of_slot
+from samebits.core.messages import (
+    AddressMap,
+    GenerationStarted,
+    Holdings,
+    Join,
+    Pairs,
+    Place,
+    Publish,
+    Refusal,
+    RoundId,
+    RoundOpened,
+)
+from samebits.core.point import Point
+from samebits.core.ready import Level
+from samebits.core.records import GenerationCommitted, SeatLeft
+from samebits.core.restore import (
+    Restore,
+    choose,
+    differing,
+    lost_progress,
+    lost_steps,
+    must_look,
+    without_the_doubtful,
+)
+from samebits.core.rounds.lost_records import next_generation
+from samebits.core.state import Seat, next_line
+from samebits.core.values import replace
+
+LEAVE_TOGETHER_S = 1.0
+"""How long after the first one all others have left a generation at its commit; later they cannot come to another."""
+
+MOST_FAILURES = 8
+"""So many generations in a row may fail by the runtime's own error at one restore point: a permanent one is no fault of
+a network or a host."""
+
+CROSSING_S = 0.5
+"""So long after everybody was invited, a heartbeat that knows nothing of it has only crossed the invitation."""
+
+
+@dataclass(slots=True)
+class Round:
+    """An attempt to form a generation."""
+
+    id: RoundId
+    text: str
+    opened_at: float
+    blames_nobody: bool = False  # opened because a collective failed, before it was known whose fault that is
+    joined: dict[str, Holdings] = field(default_factory=dict)
+    came: set[str] = field(default_factory=set)  # who has joined, be it that more was asked of it then
+    blobs: dict[str, tuple[bytes, Place | None]] = field(default_factory=dict)
+    """Of those who joined with their part of the address map, and what place it was made for."""
+    look: bool = False  # memories do not hold enough: everybody is asked what its disk holds
+    gently: bool = False  # the generation goes on until its members leave it at a commit
+    leave_by: float | None = None  # and the first of them has
+    told: dict[str, Place | None] = field(default_factory=dict)  # in an elastic world: each one's place, as told last
+    version: int = -1  # of who was present when the places were told
+    told_at: float = 0.0  # when everybody was invited last
+    invitations: Invitations | None = None  # as the round was when somebody was invited last
+    numerics: Pairs = ()  # of who has joined last
+    failed_with: dict[str, str] = field(default_factory=dict)  # by node: the error that ended its generation
+
+
+@dataclass(slots=True)
+class Invitations:
+    """To one round as it stands: thousands are told at once, and nearly all of them the same, which is made once."""
+
+    alike: RoundOpened  # but for incarnation and place
+    made: dict[tuple[int, Place | None], RoundOpened] = field(default_factory=dict)
+
+    def to(self, incarnation: int, place: Place | None) -> RoundOpened:
+        """The invitation of a seat with this incarnation and, where it is to be told, this place."""
+        message = self.made.get((incarnation, place))
+        if message is None:
+            same = self.alike
+            message = self.made[incarnation, place] = RoundOpened(
+                same.job,
+                same.term,
+                incarnation,
+                same.round,
+                same.text,
+                same.missing,
+                place,
+                same.look,
+                same.gently,
+                same.committed,
+                same.back_to,
+            )
+        return message
+
+
+class Rendezvous:
+    """Opens and closes rounds; starts generations and hands out their address maps."""
+
+    def __init__(self, ledger: Ledger, world: World) -> None:
+        self._ledger = ledger
+        self._world = world
+        self._rounds_opened = 0
+        self.round: Round | None = None
+        self._restore: Restore | None = None  # of the last generation this term committed
+        self._blobs: dict[int, bytes] = {}
+        self._placed: tuple[int, Sequence[Neighbourhood]] = (0, ())  # the generation whose places these are
+        self.is_held = False  # something is to be decided before the open round may close
+        self.has_no_way_back = False  # no point is left that the members may go back to
+        self.points_lost = ""  # why training must not start again from step 0
+        self._failures = 0  # generations in a row that the runtime itself ended in vain
+        self.in_vain = ""  # the same failure again and again: why another generation would meet it too
+
+    # ---- rounds
+
+    def open(self, reason: str, *, blames_nobody: bool = False, gently: bool = False) -> None:
+        """A new round: every live member is told to leave its generation and join."""
+        ledger = self._ledger
+        self._rounds_opened += 1
+        self._restore, self._blobs, self._world.has_begun = None, {}, True
+        round_id = RoundId(ledger.state.term, self._rounds_opened)
+        self.round = Round(round_id, reason, ledger.now, blames_nobody, gently=gently)
+        ledger.ready.say(f"round {self.round.id} opened: {reason}")
+        self._invite_everybody()
+
+    def is_urgent(self) -> bool:
+        """Whether a round is open and the last generation is over, not only to be left at its next commit."""
+        return self.round is not None and not self.round.gently
+
+    def blame(self, reason: str, *, breaks: bool) -> None:
+        """Somebody is gone: tell those who wait, once, and, if that ``breaks`` the generation, those who train on."""
+        if breaks:
+            self.harden(reason)
+        if self.round is not None and self.round.blames_nobody:
+            self.round.text, self.round.blames_nobody = reason, False
+            self._invite_everybody_again()
+
+    def harden_if_stuck(self) -> None:
+        """Whoever has not left with the others waits for them in a collective."""
+        round_ = self.round
+        if round_ is not None and round_.leave_by is not None and round_.leave_by <= self._ledger.now:
+            self.harden("the others have left the generation at a commit")
+
+    def harden(self, reason: str) -> None:
+        """The generation that was to be left at its next commit cannot go on."""
+        if self.round is not None and self.round.gently:
+            self.round.text, self.round.gently, self.round.leave_by = reason, False, None
+            self.round.opened_at = self._ledger.now
+            self._ledger.ready.say(f"round {self.round.id} waits for no commit: {reason}")
+            self._invite_everybody_again()
+
+    def begin_again(self, reason: str) -> None:
+        """What was brought into the open round is void: everybody is to go back first."""
+        round_ = self.round
+        if round_ is None:
+            return
+        round_.joined.clear()
+        round_.blobs.clear()
+        if round_.gently:
+            self.harden(reason)
+        else:
+            round_.text = reason
+            self._invite_everybody_again()
+
+    def _invite_everybody_again(self) -> None:
+        """At once; where the world may go on without somebody, after that is decided, for the round may close by it."""
+        if self.round is not None and self._ledger.policy.is_elastic:
+            self.round.told.clear()
+            self.round.version = -1
+        else:
+            self._invite_everybody()
+
+    def _invite_everybody(self) -> None:
+        if self.round is not None:
+            self.round.version, self.round.told_at = self._ledger.version, self._ledger.now
+            self._invite(self.round, self._ledger.live_seats())
+
+    def refresh_at(self) -> float | None:
+        """At once where ``refresh`` is due: when the socket is drained, so that many losses are told as one."""
+        ledger, round_ = self._ledger, self.round
+        is_due = round_ is not None and round_.version != ledger.version and ledger.policy.is_elastic
+        return ledger.now if is_due else None
+
+    def refresh(self) -> None:
+        """Who is present has changed: close the round if all of them are in, or tell whose place is another now."""
+        ledger, round_ = self._ledger, self.round
+        if round_ is None or self.refresh_at() is None:
+            return
+        round_.version = ledger.version
+        if self._world.is_complete(len(round_.joined)):
+            self._close(round_)
+            return
+        seats = [(seat, seat.slot) for seat in ledger.live_seats() if seat.slot is not None]
+        self._invite(round_, [seat for seat, slot in seats if self._world.place_of(slot) != round_.told.get(seat.node)])
+
+    def remind(self, seat: Seat) -> bool:
+        """A member shows that it knows nothing of the open round; False while that is too early to say."""
+        has_crossed = self.round is not None and self._ledger.now < self.round.told_at + CROSSING_S
+        if not has_crossed:
+            self.invite(seat)
+        return not has_crossed
+
+    def invite(self, seat: Seat) -> None:
+        """Tell one member about the open round (again)."""
+        if self.round is not None:
+            self._invite(self.round, [seat])
+
+    def _invite(self, round_: Round, seats: Sequence[Seat]) -> None:
+        ledger, world = self._ledger, self._world
+        invitations, is_elastic = self._invitations(round_), ledger.policy.is_elastic
+        for seat in seats:
+            if seat.slot is None or not world.is_awaited(seat.slot):
+                continue
+            # In a world of fixed size who was a member knows its place: it does not change.
+            place = world.place_of(seat.slot) if is_elastic or self.rank_of(seat) is None else None
+            if is_elastic:
+                round_.told[seat.node] = place
+            ledger.tell_holder(seat, invitations.to(seat.incarnation, place))
+
+    def _invitations(self, round_: Round) -> Invitations:
+        state = self._ledger.state
+        alike = RoundOpened(
+            job=state.job,
+            term=state.term,
+            incarnation=0,
+            round=round_.id,
+            text=round_.text,
+            missing=self._missing(),
+            look=round_.look,
+            gently=round_.gently,
+            committed=state.committed_point if round_.look else None,
+            back_to=state.back_to,
+        )
+        if round_.invitations is None or round_.invitations.alike != alike:
+            round_.invitations = Invitations(alike)
+        return round_.invitations
+
+    def _missing(self) -> str:
+        """Who is not there, and what becomes of that."""
+        ledger, policy = self._ledger, self._ledger.policy
+        names = ledger.names_of(ledger.absent)
+        if not (names and policy.is_elastic):
+            return names
+        return names + (self._world.shortage() or f", at most {policy.shrink_grace_s:g} s (SHRINK_GRACE)")
+
+    def forget(self, node: str) -> None:
+        """The node was lost or left: what it brought into the open round is void."""
+        if self.round is not None:
+            self.round.came.discard(node)
+            self.round.told.pop(node, None)
+            self.round.joined.pop(node, None)
+            self.round.blobs.pop(node, None)
+
+    def join(self, seat: Seat, message: Join) -> None:
+        """A member joins the open round; with the last one the generation is committed."""
+        ledger, round_ = self._ledger, self.round
+        if round_ is None or message.round != round_.id or seat.slot is None:
+            self._join_late(seat, message)
+            return
+        committed, back_to = ledger.state.generation, ledger.state.back_to
+        holdings = message.holdings
+        if back_to is not None and holdings.back_to != back_to:
+            return  # it was said before this was known there
+        if committed is not None and committed.numerics and holdings.numerics != committed.numerics:
+            self._refuse_numerics(seat, holdings.numerics, committed.numerics, "the job")
+            return
+        if holdings.numerics != round_.numerics:  # all say them alike, and each brings a copy: one is kept
+            round_.numerics = holdings.numerics
+        round_.came.add(seat.node)
+        if holdings.failed_with:
+            round_.failed_with[seat.node] = holdings.failed_with
+        if holdings.blob:
+            round_.blobs[seat.node] = (holdings.blob, holdings.place)
+        round_.joined[seat.node] = replace(holdings, numerics=round_.numerics, blob=b"", failed_with="")
+        if round_.gently and round_.leave_by is None and self.rank_of(seat) is not None:
+            round_.leave_by = ledger.now + LEAVE_TOGETHER_S
+        self._world.expect_now(seat.slot)
+        self._close_if_complete(round_)
+
+    @property
+    def joined(self) -> int:
+        """How many members have come to the open round."""
+        return 0 if self.round is None else len(self.round.joined)
+
+    def waits_for(self) -> str:
+        """Return the nodes that the open round waits for."""
+        ledger, round_ = self._ledger, self.round
+        slots = {*self._world.members(), *ledger.absent}
+        return ledger.names_of(
+            {slot for slot in slots if round_ is None or ledger.state.by_slot.get(slot) not in round_.joined}
+        )
+
+    def shift(self, gap_s: float) -> None:
+        """The scheduler stood still: the open round waits as much longer."""
+        now, round_ = self._ledger.now, self.round
+        if round_ is not None:
+            round_.opened_at = min(round_.opened_at + gap_s, now)
+            if round_.leave_by is not None:
+                round_.leave_by = min(round_.leave_by + gap_s, now + LEAVE_TOGETHER_S)
+
+    def timed_out(self) -> bool:
+        """Whether the open round has waited TOPO_TIMEOUT."""
+        deadline = self.deadline() if self.is_urgent() else None
+        return deadline is not None and deadline <= self._ledger.now
+
+    def deadline(self) -> float | None:
+        """When the open round has waited long enough."""
+        if self.round is None or (not self._ledger.policy.recovery and not self.round.joined):
+            return None  # with recovery off a script may never enter elastic.run: nobody waits in this round
+        if self.round.gently:
+            return self.round.leave_by  # the generation trains: it comes to its next commit when it does
+        return self.round.opened_at + self._ledger.policy.topo_timeout_s
+
+    def _close_if_complete(self, round_: Round) -> None:
+        if self._world.is_complete(len(round_.joined)):
+            self._close(round_)
+
+    def _close(self, round_: Round) -> None:
+        ledger, state = self._ledger, self._ledger.state
+        if self.is_held:
+            return
+        slots = tuple(self._world.members())
+        seats = [state.seats[state.by_slot[slot]] for slot in slots]
+        by_rank = {rank: round_.joined[seat.node] for rank, seat in enumerate(seats)}
+        if state.is_in_doubt:
+            by_rank = without_the_doubtful(by_rank, state.known_point)
+        suspects: set[int] = set()
+        if state.rolled_back is not None:
+            by_rank = without_the_doubtful(by_rank, state.rolled_back.to)
+            named = set(state.rolled_back.suspects)
+            suspects = {rank for rank, seat in enumerate(seats) if (seat.node, seat.incarnation) in named}
+        if not self._same_numerics(seats, by_rank) or self._asks_disks(round_, seats, by_rank):
+            return
+        restore = choose(by_rank, state.generation, slots, suspects)
+        if restore.point is None and state.rolled_back is not None:
+            self.has_no_way_back = True
+            return
+        self.points_lost = lost_progress(restore.point, state.known_point, by_rank)
+        if self.points_lost:
+            return
+        if state.rolled_back is None and (less := lost_steps(restore.point, state.known_point)):
+            ledger.announce(less)
+        members = tuple((seat.node, seat.incarnation) for seat in seats)
+        if self._is_in_vain(round_, members, restore.point):
+            return
+        generation, lost = next_generation(state, by_rank.values())
+        if lost:
+            ledger.announce(lost)
+        if state.rolled_back is None:  # else all begin with what they were equal at
+            ledger.witnesses.begin(generation, members, restore.sources)
+        ledger.write(
+            GenerationCommitted(
+                generation=generation,
+                round=round_.id,
+                members=members,
+                restore=restore.point,
+                line=next_line(state.generation, restore.point),
+                numerics=by_rank[0].numerics,
+                slots=slots,
+            )
+        )
+        self.round, self._restore = None, restore
+        self._blobs = {}
+        for rank, seat in enumerate(seats):
+            blob, made_for = round_.blobs.get(seat.node, (b"", None))
+            if blob and self._is_in_place(made_for, Place(slots[rank], rank, len(slots))):
+                self._blobs[rank] = blob
+        ledger.ready.say(f"generation {state.generation_number} starts with {len(seats)} workers; {restore.text}")
+        self._start_everybody()
+        self._tell_address_map([seat.node for seat in seats])
+
+    def _is_in_vain(self, round_: Round, members: tuple[tuple[str, int], ...], restore: Point | None) -> bool:
+        """Count generations without a commit that only an error of the runtime's own has ended.
+
+        A lost process, a broken connection or a commit begins the count anew: what comes from outside may pass.
+        """
+        committed, failed_with = self._ledger.state.generation, next(iter(round_.failed_with.items()), None)
+        is_again = committed is not None and committed.members == members and committed.restore == restore
+        self._failures = self._failures + 1 if failed_with is not None and is_again else 0
+        if failed_with is None or self._failures < MOST_FAILURES:
+            return False
+        node, error = failed_with
+        step = 0 if restore is None else restore.step
+        self.in_vain = (
+            f"{self._failures} generations in a row ended at step {step} with no process lost, the last by an error of "
+            f"worker {node}: {error}"
+        )
+        return True
+
+    def _is_in_place(self, made_for: Place | None, place: Place) -> bool:
+        """Whether what was made for one place, by default that of a full world, is good in this one."""
+        default = Place(place.slot, place.slot, self._ledger.policy.world_size)
+        return (made_for or default) == place
+
+    def _asks_disks(self, round_: Round, seats: Sequence[Seat], by_rank: dict[int, Holdings]) -> bool:
+        """Where memories do not hold enough, the round goes on with those who have looked at their disks."""
+        if not must_look(by_rank, self._ledger.state.generation, [seat.slot for seat in seats]):
+            return False
+        round_.look = True
+        for rank, member in by_rank.items():
+            if not member.looked:
+                del round_.joined[seats[rank].node]
+                round_.blobs.pop(seats[rank].node, None)
+                self.invite(seats[rank])
+        return True
+
+    def _same_numerics(self, seats: Sequence[Seat], by_rank: dict[int, Holdings]) -> bool:
+        same = True
+        for rank, member in by_rank.items():
+            if member.numerics != by_rank[0].numerics:
+                self._refuse_numerics(seats[rank], member.numerics, by_rank[0].numerics, "rank 0")
+                same = False
+        return same
+
+    def _refuse_numerics(self, seat: Seat, theirs: tuple[tuple[str, str], ...], ours: object, whose: str) -> None:
+        ledger = self._ledger
+        assert isinstance(ours, tuple)
+        text = (
+            f"worker {seat.node} would compute other bits than {whose}: {differing(theirs, ours)}. "
+            "Start it with the same values"
+        )
+        ledger.tell(seat.node, ledger.refusal(seat.session, Refusal.NUMERICS, text))
+        ledger.ready.say(text, Level.WARNING)
+        ledger.write(SeatLeft(seat.node, seat.incarnation))
+        if seat.slot is not None:
+            ledger.miss(seat.slot, at_once=True)
+        self.forget(seat.node)
+
+    # ---- generations
+
+    def rank_of(self, seat: Seat) -> int | None:
+        """The seat's rank in the last committed generation; None where this incarnation is no member."""
+        committed = self._ledger.state.generation
+        rank = None if committed is None or seat.slot is None else rank_of_slot(committed, seat.slot)
+        if committed is None or rank is None or committed.members[rank] != (seat.node, seat.incarnation):
+            return None
+        return rank
+
+    def can_tell(self) -> bool:
+        """Whether a member that missed its GenerationStarted can still be told; not after a scheduler restart."""
+        return self._restore is not None
+
+    def start(self, seat: Seat) -> None:
+        """Tell one member its place in the last committed generation (again)."""
+        rank = self.rank_of(seat)
+        assert rank is not None
+        self._start(rank, seat, self._places())
+        self._tell_address_map([seat.node])
+
+    def _start_everybody(self) -> None:
+        committed = self._ledger.state.generation
+        assert committed is not None
+        places, seats = self._places(), self._ledger.state.seats
+        for rank, (node, _) in enumerate(committed.members):
+            self._start(rank, seats[node], places)
+
+    def _places(self) -> Sequence[Neighbourhood]:
+        """Of the last committed generation, by rank."""
+        committed = self._ledger.state.generation
+        assert committed is not None
+        if self._placed[0] != committed.generation:
+            hosts = [self._ledger.process_of(node).host for node, _ in committed.members]
+            self._placed = (committed.generation, neighbourhoods(hosts))
+        return self._placed[1]
+
+    def _start(self, rank: int, seat: Seat, places: Sequence[Neighbourhood]) -> None:
+        ledger, restore, place = self._ledger, self._restore, places[rank]
+        committed = ledger.state.generation
+        assert committed is not None and restore is not None
+        ledger.tell_holder(
+            seat,
+            GenerationStarted(
+                job=ledger.state.job,
+                term=ledger.state.term,
+                incarnation=seat.incarnation,
+                generation=committed.generation,
+                round=committed.round,
+                rank=rank,
+                world_size=len(committed.members),
+                local_rank=place.local_rank,
+                local_world_size=place.local_world_size,
+                restore=restore.point,
+                source=restore.source_of(rank),
+                serves=restore.served_by(rank),
+                text=restore.text,
+                slot=committed.slots[rank],
+                lends=restore.lent_by(rank),
+                watches=place.watches,
+                by_page=rank in restore.by_page,
+                page_loans=restore.page_loans,
+                buddy=place.buddy,
+                is_apart=place.is_apart,
+                keeps=tuple(committed.slots[other] for other in place.keeps),
+            ),
+        )
+
+    def _join_late(self, seat: Seat, message: Join) -> None:
+        """The round was closed by an earlier join of the same member, made for another place: this brings its part."""
+        committed, rank = self._ledger.state.generation, self.rank_of(seat)
+        if committed is None or rank is None or message.round != committed.round or not message.holdings.blob:
+            return
+        if self._is_in_place(message.holdings.place, Place(committed.slots[rank], rank, len(committed.slots))):
+            self.publish(seat, Publish(message.sender, committed.generation, message.holdings.blob))
+
+    def publish(self, seat: Seat, message: Publish) -> None:
+        """A member's part of the address map; with the last one everybody gets the whole."""
+        committed = self._ledger.state.generation
+        rank = self.rank_of(seat)
+        if self.round is not None or committed is None or rank is None or message.generation != committed.generation:
+            return
+        is_new = self._blobs.get(rank) != message.blob
+        self._blobs[rank] = message.blob
+        self._tell_address_map([node for node, _ in committed.members] if is_new else [seat.node])
+
+    def _tell_address_map(self, nodes: Sequence[str]) -> None:
+        """Give these members the whole map, if every part is in."""
+        ledger, committed = self._ledger, self._ledger.state.generation
+        assert committed is not None
+        if len(self._blobs) < len(committed.members):
+            return
+        blobs = tuple(self._blobs[rank] for rank in range(len(committed.members)))
+        message = AddressMap(ledger.state.job, ledger.state.term, committed.generation, blobs)
+        for node in nodes:
+            ledger.tell(node, message)

@@ -1,0 +1,1 @@
+"""Judges of what the workers report: stalls, health, pace, equality, audits."""

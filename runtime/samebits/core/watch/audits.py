@@ -1,0 +1,154 @@
+"""Who computes whose gradient again (AUDIT=K), who is believed where two differ, and what follows.
+
+Pure. Here live the roles of an audited step, the judgement of what was computed, and the sentences. Never here: what is
+kept and computed (``training.state.data.audited_batch``), how it travels (``training.run.audits``). The one idea: a
+wrong local gradient reaches all replicas alike, so only who computes it again sees it; two of three who agree are
+right, and a device that was wrong once is not wrong in the same way a second time unless it fails for good.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+MOST_AT_ONE_STEP = 2
+"""A gradient that differed so often at one step does so for good."""
+
+
+@dataclass(frozen=True, slots=True)
+class Roles:
+    """The ranks of one audit; ``third``: who decides where two differ, None in a world of two."""
+
+    audited: int
+    auditor: int
+    third: int | None
+
+
+def roles(step: int, every: int, world_size: int) -> Roles | None:
+    """Whose gradient of this step is computed again, and by whom: by the step alone, so that all ranks agree.
+
+    None where it is no audited step, or where there is nobody else.
+    """
+    if not every or step % every or world_size < 2:
+        return None
+    first = step // every % world_size
+    third = None if world_size == 2 else (first + 2) % world_size
+    return Roles(first, (first + 1) % world_size, third)
+
+
+class Fault(enum.Enum):
+    """What was wrong."""
+
+    NOBODY = "all computed the same"
+    AUDITED = "two others computed another gradient"
+    AUDITOR = "two computed the same, and the auditor another"
+    UNKNOWN = "nobody knows who is right"
+    LOOP = "what was kept of the batch does not give its gradient, on no device"
+
+
+def judge(who: Roles, values: Mapping[int, int], own: int, times: int) -> Fault:
+    """What is wrong.
+
+    Args:
+        who: of the audited step.
+        values: what each of these ranks computed; the audited one in training, the others again.
+        own: what the audited rank computed again itself.
+        times: so often the gradient of this step differed, with this time. An error that passes does not differ twice,
+            and a device that is wrong for good is wrong in what it computes again: what is neither is the loop's.
+    """
+    audited, auditor = values[who.audited], values[who.auditor]
+    third = None if who.third is None else values[who.third]
+    if audited == auditor:
+        return Fault.NOBODY
+    if third == audited:
+        return Fault.AUDITOR
+    all_values = [one for one in (audited, auditor, third, own) if one is not None]
+    if times >= MOST_AT_ONE_STEP and (own == auditor or len(set(all_values)) == len(all_values)):
+        return Fault.LOOP
+    return Fault.AUDITED if third == auditor else Fault.UNKNOWN
+
+
+class Follows(enum.Enum):
+    """What is done."""
+
+    GO_ON = "the step stands"
+    TAKE_AGAIN = "everybody goes back to the last commit and takes the step again"
+    GIVE_UP = "the step stands, and no other is audited"
+    STOP = "the job ends"
+
+
+def follows(fault: Fault, times: int) -> Follows:
+    """What is done; ``times``: as :func:`judge`'s."""
+    if fault is Fault.LOOP:
+        return Follows.GIVE_UP
+    if fault in (Fault.NOBODY, Fault.AUDITOR):  # the auditor's own value is in no step
+        return Follows.GO_ON
+    return Follows.TAKE_AGAIN if times < MOST_AT_ONE_STEP else Follows.STOP
+
+
+def teller(who: Roles, fault: Fault) -> int:
+    """The rank that tells the scheduler: who was wrong, where that is known."""
+    return who.auditor if fault is Fault.AUDITOR else who.audited
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What is known of the audited rank.
+
+    Attributes:
+        clean: the last step at which an audit found its gradient right; 0: none is known.
+        saved: the step of the newest checkpoint that is not newer than that; 0: none is known.
+    """
+
+    clean: int = 0
+    saved: int = 0
+
+
+def sentence(who: Roles, fault: Fault, part: str, then: Follows) -> str:
+    """What is said of a difference; ``part``: the first parameter whose gradient differs."""
+    again = ", also when the step was taken again" if then is Follows.STOP else ""
+    return f"{_what(who, fault, part)}{again}; {then.value}"
+
+
+def _what(who: Roles, fault: Fault, part: str) -> str:
+    audited, auditor, third = (f"rank {one}" for one in (who.audited, who.auditor, who.third))
+    if fault is Fault.AUDITOR:
+        return (
+            f"{auditor} computed {audited}'s gradient of {part} again and got another than {audited} and {third}: most "
+            f"likely {auditor}'s device is at fault"
+        )
+    if fault is Fault.AUDITED:
+        return (
+            f"{audited}'s gradient of {part} is not what {auditor} and {third} compute from the same inputs: most "
+            f"likely {audited}'s device is at fault"
+        )
+    if fault is Fault.LOOP:
+        return (
+            f"{audited}'s gradient of {part} is not what {audited} itself computes from the same inputs, twice: the "
+            "loop cannot be audited (a loss that is no output of the module, or kernels that give other bits each time)"
+        )
+    ranks = ", ".join(str(one) for one in (who.audited, who.auditor, who.third) if one is not None)
+    return f"{audited}'s gradient of {part} came out differently on rank {ranks}: nobody knows who is right"
+
+
+def why_it_ends(step: int, text: str, who: Roles, known: Known) -> str:
+    """The error that ends the job; ``text``: :func:`sentence`'s. Its row is ``cause_table.WRONG_GRADIENT``."""
+    return f"step {step}: {text}. {_remedy(who, known)}"
+
+
+def _remedy(who: Roles, known: Known) -> str:
+    if not known.clean:
+        return (
+            f"No audit in this process has found rank {who.audited}'s gradient right: any step may hold its error. "
+            "Fix: test the devices of the ranks that are named, and start the job anew on others"
+        )
+    since = (
+        f"Rank {who.audited}'s gradient was last found right at step {known.clean}: any later step may hold its error"
+    )
+    if not known.saved:
+        return f"{since}, and no checkpoint is that old. Fix: start the job anew on other hosts"
+    return (
+        f"{since}. Fix: `samebits ckpt export 0/{known.saved} clean --format dcp` writes the newest checkpoint that is "
+        'that old; a new job on other hosts begins with it by samebits.elastic.load_dcp(state, "clean")'
+    )

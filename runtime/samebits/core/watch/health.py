@@ -1,0 +1,153 @@
+"""Whether a host and its device are well enough to train on: limits with hysteresis, and their sentences; pure.
+
+Here lives what a worker makes of the numbers that ``service.health`` and ``service.device_look`` read. A reading is a
+share of what there is: 0.95 of a disk is full. The one idea: a worker judges its own host and says only what is wrong,
+so ten thousand that are well say nothing. Who leaves because of it is the scheduler's to decide
+(``core.watch.host_health``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from samebits.core.reports import MAX_AILMENTS, MAX_PLACE_CHARS, Ailment, Sign
+from samebits.printable import printable
+
+CALM_SHARE = 0.05
+"""So far below its limit a reading must come back to be well again."""
+LOOKS = 2
+"""So many looks in a row must agree, that it is over the limit or that it is well again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One number of one look: a share of what there is, from 0 on, or what its sign says."""
+
+    sign: Sign
+    where: str  # a path, a device, or ""
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """From which share on a sign is an ailment, and whether who has it is to leave, or not even to come."""
+
+    share: float
+    drains: bool = False
+    refuses: bool = False
+
+
+@dataclass(slots=True)
+class _Seen:
+    """One sign at one place."""
+
+    is_over: bool = False
+    looks: int = 0  # in a row that say otherwise
+    share: float = 0.0
+
+
+class HealthWatch:
+    """One process's host.
+
+    Args:
+        limits: by sign; a sign without one is not looked at.
+    """
+
+    def __init__(self, limits: Mapping[Sign, Limit]) -> None:
+        self._limits = dict(limits)
+        self._seen: dict[tuple[Sign, str], _Seen] = {}
+
+    @property
+    def ailments(self) -> tuple[Ailment, ...]:
+        """What is wrong now."""
+        found = tuple(
+            Ailment(sign, printable(where, MAX_PLACE_CHARS), min(seen.share, 1e6), limit.share, limit.drains)
+            for (sign, where), seen in sorted(self._seen.items())
+            if seen.is_over
+            for limit in (self._limits[sign],)
+        )
+        return found[:MAX_AILMENTS]
+
+    def look(self, readings: Iterable[Reading]) -> bool:
+        """Take one look's readings; whether anything became an ailment, or stopped being one.
+
+        A place that is not read any more is forgotten.
+        """
+        before = {place for place, seen in self._seen.items() if seen.is_over}
+        read: dict[tuple[Sign, str], _Seen] = {}
+        for one in readings:
+            limit, place = self._limits.get(one.sign), (one.sign, one.where)
+            if limit is not None:
+                read[place] = _judged(self._seen.get(place, _Seen()), one.share, limit.share)
+        self._seen = read
+        return before != {place for place, seen in read.items() if seen.is_over}
+
+
+def _judged(seen: _Seen, share: float, limit: float) -> _Seen:
+    differs = share < limit - CALM_SHARE if seen.is_over else share >= limit
+    looks = seen.looks + 1 if differs else 0
+    if looks >= LOOKS:
+        return _Seen(not seen.is_over, 0, share)
+    return _Seen(seen.is_over, looks, share)
+
+
+def unfit(limits: Mapping[Sign, Limit], readings: Iterable[Reading]) -> list[Ailment]:
+    """For what a process is not to ask for a seat at all, by one look before it does."""
+    found = [(one, limits[one.sign]) for one in readings if one.sign in limits]
+    return [
+        Ailment(one.sign, printable(one.where, MAX_PLACE_CHARS), min(one.share, 1e6), limit.share, limit.drains)
+        for one, limit in found
+        if limit.refuses and one.share >= limit.share
+    ]
+
+
+_WORDS = {
+    Sign.CPU: "its CPUs are {share} busy",
+    Sign.MEMORY: "{share} of the memory it may use is taken",
+    Sign.DISK: "the disk of {where} is {share} full",
+    Sign.DESCRIPTORS: "{share} of the descriptors a process may have are open",
+    Sign.DEVICE_MEMORY: "{share} of the memory of {where} is taken",
+    Sign.DEVICE_HEAT: "{where} is {celsius:.0f} °C hot",
+    Sign.DEVICE_ERRORS: "{where} has uncorrected memory errors, {count:.0f} since it was started",
+    Sign.DEVICE_FAULT: "the driver reports of {where}",
+    Sign.DEVICE_SLOWED: "{where} is slowed down, for heat or power",
+    Sign.DEVICE_SHARED: "others use {where} as well, and it is {share} busy",
+}
+_LIMITS = {
+    **dict.fromkeys(Sign, "limit {share}, HEALTH={sign}"),
+    **dict.fromkeys((Sign.DESCRIPTORS, Sign.DEVICE_SHARED), "limit {share}"),
+    Sign.DEVICE_HEAT: "limit {celsius:.0f} °C, HEALTH={sign}",
+    Sign.DEVICE_ERRORS: "HEALTH=device_errors",
+    Sign.DEVICE_FAULT: "HEALTH=device_errors",
+    Sign.DEVICE_SLOWED: "HEALTH=device_slowed",
+}
+
+
+def said(ailment: Ailment) -> str:
+    """``the disk of /ckpt is 95 % full (limit 90 %, HEALTH=disk)``."""
+    what = _filled(_WORDS[ailment.sign], ailment, ailment.share)
+    return f"{what} ({_filled(_LIMITS[ailment.sign], ailment, ailment.limit)})"
+
+
+def _filled(text: str, ailment: Ailment, value: float) -> str:
+    share = f"{value:.0%}".replace("%", " %")
+    return text.format(
+        share=share, where=ailment.where, celsius=100 * value, count=value, sign=ailment.sign.name.lower()
+    )
+
+
+def place_said(sign: Sign, where: str) -> str:
+    """What is well again."""
+    return {
+        Sign.CPU: "its CPUs",
+        Sign.MEMORY: "its memory",
+        Sign.DISK: f"the disk of {where}",
+        Sign.DESCRIPTORS: "its descriptors",
+        Sign.DEVICE_MEMORY: f"the memory of {where}",
+        Sign.DEVICE_HEAT: f"the heat of {where}",
+        Sign.DEVICE_ERRORS: f"the memory of {where}",
+        Sign.DEVICE_FAULT: where,
+        Sign.DEVICE_SLOWED: f"the clock of {where}",
+        Sign.DEVICE_SHARED: f"{where}, which nobody else keeps busy",
+    }[sign]

@@ -1,0 +1,279 @@
+"""Whether the generation comes on, and who is to blame where it does not.
+
+Here lives when anybody came on last, how long that may take, and when whoever holds the others up is ended. Never here:
+who that is (``core.watch.standstill``), how a process finds out where it stands, or how it is ended. The one idea:
+ranks that train together wait for each other, so nothing is wrong as long as anybody comes on.
+
+A member speaks only where it stands still for longer than it ever did, so a job that comes on pays nothing. How long a
+step may take is learned: the longest that any member has seen, times ``FACTOR``, and never less than ``LEAST_S``. The
+first steps of a generation have their own allowance: they build, compile and warm up.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Sequence
+
+from samebits.core.causes.table import DEFAULT, CauseTable, Strategy
+from samebits.core.hangs import SILENT_KINDS, Hang
+from samebits.core.ledger import NAMED, Ledger, Presence
+from samebits.core.messages import Activity, GiveUp, Said
+from samebits.core.ready import Level
+from samebits.core.reports import Progress, StallReport
+from samebits.core.state import Seat
+from samebits.core.watch.standstill import Member, Standstill, hang_of, judge, sentence, standing, where
+
+LEAST_S = 5.0
+FACTOR = 3.0
+FIRST_STEPS = 2
+"""So many steps of a generation are its first: DistributedDataParallel lays out its buckets anew after one."""
+FIRST_STEPS_S = 600.0
+LOOK_AGAIN_S = 0.5
+SOONEST_S = 0.01
+MOST_DOUBLINGS = 10
+
+
+class Cure(enum.Enum):
+    """What is done once patience is over: what the table of causes has for it, as far as it can be done from here."""
+
+    END = "the process is ended, and replaced"
+    FORM_ANEW = "the group is formed anew, from the last commit"
+    NONE = "nothing: trying again would not help, or is somebody else's to decide"
+
+
+TIMEOUTS = 2.0
+"""So many step timeouts a hang is looked on."""
+LEAST_PATIENCE_S: dict[Hang, float] = {
+    Hang.STUCK: 30.0,  # the script may be waiting for another program
+    Hang.BUSY: 600.0,  # an evaluation on one rank is no hang
+    Hang.LOADING: 60.0,  # storage may be slow for a while, as at the start of an epoch
+    Hang.COMPILING: 1800.0,
+    Hang.APART: 30.0,
+    Hang.LINK: 30.0,
+}
+"""Where the timeouts are learned, at least so many seconds."""
+_CURES = {Strategy.SPARE: Cure.END, Strategy.RESTART: Cure.END, Strategy.ROLL_BACK: Cure.FORM_ANEW}
+
+
+def cure_of(hang: Hang, table: CauseTable = DEFAULT) -> Cure:
+    """What is done about it."""
+    if hang in SILENT_KINDS:  # it would not hear; its lease will end
+        return Cure.NONE
+    return _CURES.get(table.strategy_for(hang), Cure.NONE)
+
+
+class Watch:
+    """Follows the members of the last generation.
+
+    Attributes:
+        said: what was said of the present standstill; empty where the job comes on.
+        found: who holds the others up in it; None where the job comes on.
+    """
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._told: dict[str, tuple[Said, Progress, float]] = {}  # node → its report, and when it came
+        self._look_at: float | None = None
+        self._is_in_round = False
+        self._seen_since: float | None = None  # the standstill, for longer than a step may take
+        self._held_by: tuple[Hang | None, frozenset[str]] = (None, frozenset())  # in it
+        self._ended_at_step: dict[int, int] = {}  # step → how often somebody was ended there
+        self.said = ""
+        self.found: Standstill | None = None
+
+    def take(self, seat: Seat, body: StallReport, said: Said) -> None:
+        """Take a member's report that it stands still, or makes steps again."""
+        self._told.pop(seat.node, None)
+        if body.progress is not None and said.generation == self._ledger.state.generation_number:
+            self._told[seat.node] = said, body.progress, self._ledger.now
+        if self._look_at is None:
+            self._look_at = self._ledger.now
+
+    def end(self) -> None:
+        """The generation is over."""
+        if self._told or self._look_at is not None:
+            self._told.clear()
+            self._look_at, self._seen_since, self.said, self.found = None, None, "", None
+
+    def deadline(self) -> float | None:
+        """When ``tick`` is worth calling."""
+        return self._look_at if self._ledger.policy.watches else None
+
+    def shift(self, gap_s: float) -> None:
+        """The scheduler stood still: what was said before that is not known to have gone on."""
+        now = self._ledger.now
+        self._told = {
+            node: (still, progress, min(at + gap_s, now)) for node, (still, progress, at) in self._told.items()
+        }
+
+    def tick(self) -> str:
+        """Say who holds the others up, and end who does so for too long; why the group is to be formed anew, if so."""
+        deadline, now, self._is_in_round = self.deadline(), self._ledger.now, False
+        if deadline is None or now < deadline:
+            return ""
+        members = self._members()
+        still = [one.progress for one in members or () if one.progress is not None]
+        if members is None or not still:
+            self._come_on()
+            self._look_at = now + LOOK_AGAIN_S if self._told else None
+            return ""
+        self._look_at = now + LOOK_AGAIN_S
+        still_s, timeout_s = min(one.still_s for one in still), self._timeout_s(still)
+        if still_s < timeout_s:
+            self._look_at = now + min(max(timeout_s - still_s, SOONEST_S), LOOK_AGAIN_S)
+            self._come_on()
+            return ""
+        found, step = judge(members), max(member.step for member in members)
+        if self._seen_since is None or found.held_by != self._held_by:
+            self._held_by, self._seen_since = found.held_by, now
+        self.found = found
+        if not self.said:
+            self.said = f"{sentence(found, still_s)}{self._then(found, timeout_s, step)}"
+            self._ledger.ready.say(self.said, Level.WARNING)
+        if not self._ledger.policy.ends_stuck:
+            return ""
+        return self._cure(found, still_s, timeout_s, step)
+
+    def tick_in_round(self, came: Collection[str]) -> None:
+        """A round is open, and waits for members of the last generation: end who stands still for too long elsewhere.
+
+        Whoever stands in a collective comes out of it, or its own process sees to that; and as long as nobody has come
+        nobody is waited for.
+        """
+        ledger, deadline, now = self._ledger, self.deadline(), self._ledger.now
+        if not self._is_in_round:
+            self._is_in_round, self.said, self.found, self._seen_since = True, "", None, None
+        if deadline is None or now < deadline:
+            return
+        members = (self._standing_of(node) for node in self._told if node not in came)
+        late = [one for one in members if one is not None and not one.silent_s and not one.waits]
+        if not late or not came:
+            self.said, self.found, self._seen_since = "", None, None
+            self._look_at = now + LOOK_AGAIN_S if self._told else None
+            return
+        self._look_at = now + LOOK_AGAIN_S
+        step, over, said = max(member.step for member in late), [], []
+        found = Standstill(tuple((one, hang_of(one.progress)) for one in late if one.progress is not None), ())
+        for member, hang in found.culprits:
+            assert member.progress is not None
+            still_s, timeout_s = member.progress.still_s, self._timeout_s([member.progress])
+            if still_s >= timeout_s:
+                self._seen_since = now if self._seen_since is None else self._seen_since
+                said.append(f"{standing(member, hang)} for {still_s:.0f} s{self._then(found, timeout_s, step)}")
+            if self._cure_of(hang) is Cure.END and self._is_over(hang, still_s, timeout_s, step):
+                over.append((member, hang))
+        if said and not self.said:
+            self.said, self.found = f"the round waits: {said[0]}", found
+            ledger.ready.say(self.said, Level.WARNING)
+        if over and ledger.policy.ends_stuck:
+            self._end_them(over, step)
+
+    def _come_on(self) -> None:
+        self._seen_since = None
+        if self.said:
+            self._ledger.ready.say("the job comes on")
+            self.said, self.found = "", None
+
+    def _timeout_s(self, still: Sequence[Progress]) -> float:
+        fixed_s = self._ledger.policy.step_timeout_s
+        if min(one.steps for one in still) < FIRST_STEPS:
+            return max(FIRST_STEPS_S, fixed_s or 0.0)
+        return fixed_s or max(LEAST_S, FACTOR * max(one.longest_s for one in still))
+
+    def _members(self) -> list[Member] | None:
+        """Where all of them stand; None where one comes on, or is on its way into the generation or out of it."""
+        committed = self._ledger.state.generation
+        members: list[Member] = []
+        for node, _ in () if committed is None else committed.members:
+            member = self._standing_of(node)
+            if member is None:
+                return None
+            members.append(member)
+        return members
+
+    def _standing_of(self, node: str) -> Member | None:
+        """Where it stands; None where it comes on, is not there, or says nothing of this generation."""
+        ledger, presence, told = self._ledger, self._ledger.presences.get(node), self._told.get(node)
+        number = ledger.state.generation_number
+        if presence is None or presence.closed_at is not None or presence.generation != number:
+            return None
+        silent_s, sight = self._silent_s(presence), presence.sight_now()
+        if presence.activity is Activity.DONE:
+            return Member(node, presence.step, None, silent_s, sight)
+        if told is not None and told[0].step == presence.step and self._is_of_now(told[0]):
+            progress = told[1]._replace(still_s=told[1].still_s + ledger.now - told[2])
+            return Member(node, presence.step, progress, silent_s, sight)
+        return Member(node, presence.step, None, silent_s, sight) if silent_s else None
+
+    def _is_of_now(self, said: Said) -> bool:
+        """Return whether the report's sender still holds its seat, and was in the last generation."""
+        seat = self._ledger.state.seats.get(said.sender.node)
+        is_its = seat is not None and seat.session == said.sender.session
+        return is_its and said.generation == self._ledger.state.generation_number
+
+    def _silent_s(self, presence: Presence) -> float:
+        """How long nothing has come from it; 0 where that is nothing to speak of."""
+        silent_s = self._ledger.now - (presence.heard_at or self._ledger.now)
+        return silent_s if silent_s > self._ledger.policy.node_timeout_s / 2 else 0.0
+
+    def silent(self) -> list[Seat]:
+        """Members of whom it may be said at the next tick that nothing comes from them."""
+        deadline, committed = self.deadline(), self._ledger.state.generation
+        if deadline is None or self._ledger.now < deadline or not self._told or committed is None:
+            return []
+        presences = self._ledger.presences
+        nodes = [node for node, _ in committed.members if node in presences and self._silent_s(presences[node])]
+        return [self._ledger.state.seats[node] for node in nodes]
+
+    def _patience_s(self, hang: Hang, timeout_s: float, step: int) -> float:
+        """Longer where somebody was ended at this step before: it did not help."""
+        before = min(self._ended_at_step.get(step, 0), MOST_DOUBLINGS)
+        least_s = 0.0 if self._ledger.policy.step_timeout_s else LEAST_PATIENCE_S.get(hang, 0.0)
+        return float(max(TIMEOUTS * timeout_s, least_s) * 2**before)
+
+    def _is_over(self, hang: Hang, still_s: float, timeout_s: float, step: int) -> bool:
+        """Whether patience is, and was looked on: whose machine was suspended has stood still, and comes on now."""
+        patience_s, now = self._patience_s(hang, timeout_s, step), self._ledger.now
+        seen_s = 0.0 if self._seen_since is None else now - self._seen_since
+        return still_s >= patience_s and seen_s >= patience_s - timeout_s - LOOK_AGAIN_S
+
+    def _cure_of(self, hang: Hang) -> Cure:
+        return cure_of(hang, self._ledger.policy.causes)
+
+    def _then(self, found: Standstill, timeout_s: float, step: int) -> str:
+        hangs = [hang for _, hang in found.culprits] if found.common is None else [found.common]
+        cures = {cure: hang for hang in hangs if (cure := self._cure_of(hang)) is not Cure.NONE}
+        if not cures:
+            return ""
+        if not self._ledger.policy.ends_stuck:
+            return "; nothing is done about it (HANG=tell)"
+        cure, hang = next(iter(cures.items()))
+        what = "it is ended and replaced" if cure is Cure.END else "the group is formed anew"
+        before = self._ended_at_step.get(step, 0)
+        again = f", as {before} times before" if before > 1 else ", as once before" if before else ""
+        return f"; {what} after {self._patience_s(hang, timeout_s, step):.0f} s (HANG=end){again}"
+
+    def _cure(self, found: Standstill, still_s: float, timeout_s: float, step: int) -> str:
+        def is_over(hang: Hang, cure: Cure) -> bool:
+            return self._cure_of(hang) is cure and self._is_over(hang, still_s, timeout_s, step)
+
+        over = [(one, hang) for one, hang in found.culprits if found.common is None and is_over(hang, Cure.END)]
+        common = [found.common] if found.common else [hang for _, hang in found.culprits]
+        if not over and not any(is_over(hang, Cure.FORM_ANEW) for hang in common):
+            return ""
+        self._end_them(over, step)
+        return "" if over else sentence(found, still_s)
+
+    def _end_them(self, over: Sequence[tuple[Member, Hang]], step: int) -> None:
+        """And remember at which step: the next time it takes longer."""
+        ledger = self._ledger
+        self._ended_at_step[step] = self._ended_at_step.pop(step, 0) + 1
+        while len(self._ended_at_step) > NAMED:
+            del self._ended_at_step[next(iter(self._ended_at_step))]
+        for member, hang in over:
+            seat, progress = ledger.state.seats[member.node], member.progress
+            assert progress is not None, "a silent one is left to its lease"
+            why = f"it held the others up for {progress.still_s:.0f} s in {where(progress, hang)} (HANG=end)"
+            ledger.presences[member.node].hang = hang
+            ledger.tell(member.node, GiveUp(ledger.state.job, ledger.state.term, seat.incarnation, why))
+        self.said, self.found = "", None

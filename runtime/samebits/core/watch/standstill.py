@@ -1,0 +1,143 @@
+"""Who holds whom up where nobody makes a step, and the sentence that says so: functions of where everybody stands.
+
+Here live one rank's place, the judgement and its words. Never here: since when, how long that may last and what is done
+about it (``core.watch.progress``). The one idea: ranks that train together wait for each other, so whoever is *not*
+waiting is the one that all the others wait for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from samebits.core.hangs import SILENT_KINDS, Hang, Sight, told_apart
+from samebits.core.ledger import NAMED
+from samebits.core.reports import MAX_PLACE_CHARS, Phase, Progress
+from samebits.printable import printable
+
+_BY_PHASE = {Phase.DATA: Hang.LOADING, Phase.COMMIT: Hang.SAVING, Phase.COMPILING: Hang.COMPILING}
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """Where one rank stands; ``progress`` is None of one whose function has returned."""
+
+    node: str
+    step: int
+    progress: Progress | None
+    silent_s: float = 0.0  # where that is too long: what it told is old, if it told anything
+    sight: Sight | None = None  # of one that is silent
+
+    @property
+    def waits(self) -> bool:
+        """Whether it waits for the others."""
+        return self.progress is None or self.progress.phase is Phase.COMMUNICATION
+
+
+@dataclass(frozen=True, slots=True)
+class Standstill:
+    """Nobody comes on: who holds the others up, by rank, and what each is in; nobody where ``common`` says it all."""
+
+    culprits: tuple[tuple[Member, Hang], ...]
+    waiting: tuple[Member, ...]
+    common: Hang | None = None
+
+    @property
+    def held_by(self) -> tuple[Hang | None, frozenset[str]]:
+        """What must stay so for the standstill to be the same one: what they have in common, and who holds them up."""
+        return self.common, frozenset(member.node for member, _ in self.culprits)
+
+
+def judge(members: Sequence[Member]) -> Standstill:
+    """Who holds up whom, where nobody has come on for a while. A function of where everybody stands."""
+    silent = [(member, told_apart(member.sight, member.silent_s)) for member in members if member.silent_s]
+    heard = [member for member in members if not member.silent_s]
+    waiting = tuple(member for member in heard if member.waits)
+    holding = [(member, hang_of(member.progress)) for member in heard if member.progress and not member.waits]
+    if silent or (holding and waiting):
+        return Standstill((*silent, *(holding if waiting else ())), waiting)
+    if holding:
+        return Standstill(tuple(holding), (), Hang.NOBODY_WAITS)
+    numbers = [member.progress.collectives for member in waiting if member.progress]
+    if len(set(numbers)) > 1:
+        usual = max(sorted(set(numbers), reverse=True), key=numbers.count)
+        apart = tuple(
+            (member, Hang.APART) for member in waiting if member.progress and member.progress.collectives != usual
+        )
+        return Standstill(apart, tuple(member for member in waiting if (member, Hang.APART) not in apart))
+    if len(numbers) < len(waiting):  # some have returned, and others are in a collective that those will never enter
+        apart = tuple((member, Hang.APART) for member in waiting if member.progress is None)
+        return Standstill(apart, tuple(member for member in waiting if member.progress))
+    return Standstill((), waiting, Hang.LINK)
+
+
+def hang_of(progress: Progress) -> Hang:
+    """What holds one that does not wait."""
+    if progress.phase in _BY_PHASE:
+        return _BY_PHASE[progress.phase]
+    return Hang.STUCK if progress.rests else Hang.BUSY
+
+
+def sentence(found: Standstill, still_s: float) -> str:
+    """``no step for 12 s: worker 2 is in train.py:46 (time.sleep), workers 0 and 1 wait for it in all_reduce #812``."""
+    begin = f"no step for {still_s:.0f} s: "
+    if found.common is Hang.LINK:
+        return f"{begin}all workers wait in the same collective, {_collective(found.waiting)}, and none comes out of it"
+    if found.common is Hang.NOBODY_WAITS:
+        where = ", ".join(standing(member, hang) for member, hang in found.culprits[:NAMED])
+        return f"{begin}{where}, and nobody waits for another"
+    parts = [standing(member, hang) for member, hang in found.culprits[:NAMED]]
+    if len(found.culprits) > NAMED:
+        parts.append(f"{len(found.culprits) - NAMED} more workers hold the others up, too")
+    waiting = [member for member in found.waiting if member.progress]
+    through = [member for member in found.waiting if not member.progress]
+    it = "it" if len(found.culprits) == 1 else "them"
+    if waiting:
+        parts.append(f"{_workers(waiting)} for {it} in {_collective(waiting)}")
+    if through:
+        parts.append(f"{_workers(through)} for {it} at the end of training")
+    return begin + ", ".join(parts)
+
+
+def standing(member: Member, hang: Hang) -> str:
+    """``worker 2 is in train.py:46 (time.sleep)``."""
+    who, progress = f"worker {member.node}", member.progress
+    if hang in SILENT_KINDS:
+        silent = f"{who} has not been heard of for {member.silent_s:.0f} s"
+        return silent if hang is Hang.SILENT else f"{silent}: it {hang.value}"
+    if progress is None:
+        return f"{who} has returned from the training function"
+    if hang is Hang.APART:
+        return f"{who} is in {_collective([member])} already or still"
+    return f"{who} is in {where(progress, hang)}"
+
+
+def where(progress: Progress, hang: Hang) -> str:
+    """``train.py:46 (time.sleep) and computes``."""
+    doing = {
+        Hang.BUSY: " and computes",
+        Hang.LOADING: " and waits for data",
+        Hang.SAVING: " and commits",
+        Hang.COMPILING: " and compiles",
+    }.get(hang, "")
+    return f"{shown_place(progress)}{doing}"
+
+
+def shown_place(progress: Progress) -> str:
+    """Where a main thread is, for a sentence: what it has told, on one line."""
+    return printable(progress.place, MAX_PLACE_CHARS) or "code that is not the script's"
+
+
+def _workers(members: Sequence[Member]) -> str:
+    names = [member.node for member in members]
+    if len(names) == 1:
+        return f"worker {names[0]} waits"
+    if len(names) > NAMED:
+        return f"{len(names)} workers wait"
+    return f"workers {', '.join(names[:-1])} and {names[-1]} wait"
+
+
+def _collective(members: Sequence[Member]) -> str:
+    progress = next(member.progress for member in members if member.progress)
+    name = shown_place(progress).partition(" ")[0] if progress.place else "a collective"
+    return f"{name} #{progress.collectives}"

@@ -1,0 +1,157 @@
+"""Which workers a driver starts on which host, whom it has leave, and what it says of each, as hosts come and go.
+
+Here lives what follows from an answer of a discovery script, from a death and from the time. Never here: who asks, who
+starts, and the names of processes. The one idea: who runs where is told anew each time, from what is kept on disk, so
+that a driver that takes over decides as the one before would have done; its own memory is only of hosts that failed.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from samebits.core.lines import root_of
+from samebits.core.messages import Decision
+from samebits.hosts.host_list import Host, Hosts, Resting
+
+MOST_DEATHS, DEATHS_S = 3, 60.0
+"""Workers that have trained and die of what comes from outside: so many in such a time are their host's failure."""
+
+
+@dataclass(slots=True)
+class Orders:
+    """What is to be done now: workers to be started, by number and host, and nodes that are to leave."""
+
+    start: list[tuple[str, str]] = field(default_factory=list)
+    drain: list[str] = field(default_factory=list)
+    reasons: list[Decision] = field(default_factory=list)
+
+
+class Placement:
+    """A driver's judgement. Times are seconds on one clock of the caller's; nodes are named as in NODE_ID.
+
+    Args:
+        most: workers of the job at most (MAX_WORKER_NUM), which is how many numbers there are to give.
+        resting: how long a host rests after it failed.
+    """
+
+    def __init__(self, most: int, resting: Resting) -> None:
+        self._most = most
+        self._resting = resting
+        self._hosts = Hosts(resting)
+        self._there: dict[str, int] | None = None
+        self._deaths: dict[str, deque[float]] = {}
+        self._rests: set[str] = set()
+
+    def seen(self, hosts: Iterable[Host], drained: Collection[str] = ()) -> list[Decision]:
+        """The script has named these hosts and no others; ``drained`` of them are not to be used."""
+        found = [host for host in hosts if host.name not in drained]
+        self._hosts.seen(found)
+        before, now = self._there, {host.name: host.slots for host in found}
+        self._there = now
+        if before is None or before == now:
+            return []
+        texts = [f"host {name} is there, with {_slots(now[name])}" for name in now if name not in before]
+        texts += [
+            f"host {name} has {_slots(now[name])} instead of {before[name]}"
+            for name in now
+            if name in before and before[name] != now[name]
+        ]
+        for name in before:
+            if name not in now:
+                texts.append(f"host {name} {'is to be left' if name in drained else 'is gone'}")
+        return [Decision("; ".join(texts))]
+
+    def died(self, node: str, host: str, now_s: float, *, has_joined: bool) -> Decision | None:
+        """A worker's process has ended by what comes from outside; None: it is started again where it was.
+
+        ``has_joined``: it had a seat, so that what started it works.
+        """
+        deaths = self._deaths.setdefault(host, deque(maxlen=MOST_DEATHS))
+        deaths.append(now_s)
+        if has_joined and (len(deaths) < MOST_DEATHS or now_s - deaths[0] > DEATHS_S):
+            return None
+        why = f"{MOST_DEATHS} workers died there within {DEATHS_S:g} s" if has_joined else "it ended before it joined"
+        return self.failed(node, host, now_s, why)
+
+    def failed(self, node: str, host: str, now_s: float, why: str) -> Decision:
+        """A worker could not be started there, or not stay: its host rests, and another takes its place."""
+        rests_s = self._hosts.failed(host, now_s) - now_s
+        self._deaths.pop(host, None)
+        self._rests.add(host)
+        return Decision(f"host {host} rests for {rests_s:.3g} s: worker {node}: {why}")
+
+    def next(
+        self,
+        running: Mapping[str, str],
+        leaving: Mapping[str, str],
+        now_s: float,
+        *,
+        wish: int | None = None,
+        used: Collection[str] = (),
+        lost: Collection[str] = (),
+    ) -> Orders:
+        """What is to be done now, that the workers are where they can be.
+
+        Args:
+            running: the host of each node, the longest in the job first.
+            leaving: the same of those that are asked to leave and are not gone.
+            now_s: the time.
+            wish: how many workers somebody wants; None: as many as there is room for.
+            used: numbers that others have.
+            lost: numbers whose last process was lost: a cool-down may lie before them.
+        """
+        orders = Orders()
+        if self._there is None:
+            return orders
+        for host in dict.fromkeys(running.values()):
+            self._hosts.worked(host, now_s)
+        usable = {host.name for host in self._hosts.usable(now_s)}
+        for host in sorted(self._rests & usable):
+            orders.reasons.append(Decision(f"host {host} has rested"))
+        self._rests -= usable
+        size = self._most if wish is None else min(wish, self._most)
+        plan = self._hosts.plan(size, running, now_s)
+        orders.drain = list(plan.drain)
+        orders.reasons += self._why_drained(plan.drain, running, size)
+        taken = {root_of(node) for node in (*running, *leaving)} | set(used)
+        free = [number for number in map(str, range(self._most)) if number not in taken]
+        free.sort(key=lambda number: number in lost)
+        room = self._most - len(running) - len(leaving)
+        orders.start = list(zip(free, plan.start[: max(0, room)], strict=False))
+        if orders.start:
+            counts = Counter(host for _, host in orders.start)
+            where = ", ".join(f"{count} on {host}" for host, count in counts.items())
+            total = len(running) - len(plan.drain) + len(orders.start)
+            bound = f"{size} are wanted" if wish is not None else f"there is room for {sum(self._there.values())}"
+            orders.reasons.append(Decision(f"starting {where}: {total} workers, and {bound}, at most {self._most}"))
+        return orders
+
+    def wake_at(self, now_s: float) -> float | None:
+        """When ``next`` is to be asked even if nothing happens."""
+        return self._hosts.next_change_s(now_s)
+
+    def _why_drained(self, nodes: Sequence[str], running: Mapping[str, str], size: int) -> list[Decision]:
+        assert self._there is not None
+        by_reason: dict[str, list[str]] = {}
+        left = Counter(running.values())
+        for node in reversed(nodes):
+            host = running[node]
+            if host not in self._there:
+                why = f"host {host} is gone"
+            elif left[host] > self._there[host]:
+                why = f"host {host} has {_slots(self._there[host])}"
+            else:
+                why = f"{size} workers are wanted"
+            left[host] -= 1
+            by_reason.setdefault(why, []).insert(0, node)
+        reasons = []
+        for why, names in by_reason.items():
+            leaves = "leaves" if len(names) == 1 else "leave"
+            reasons.append(Decision(f"worker {', '.join(names)} {leaves} at the next commit: {why}", tuple(names)))
+        return reasons
+
+
+def _slots(count: int) -> str:
+    return f"{count} slot{'s' if count != 1 else ''}"

@@ -1,0 +1,123 @@
+"""What comes in at the scheduler's socket, made into what its core is told; strangers get no further than this.
+
+Here live the checks that need no knowledge of the job: is it a message, may a process of ours say it, does its sender
+speak for itself; and the answers that need no decision. Who holds a seat, and what follows, is the core's. The one
+idea: everything that reaches the core has passed ``event_of``, whatever was sent.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from samebits.core.messages import (
+    Decision,
+    FromWorker,
+    ProcessEnded,
+    ProcessSeen,
+    Refusal,
+    Refused,
+    Register,
+    StatusQuery,
+)
+from samebits.core.ready import Note, Ready
+from samebits.core.scheduler import Event, FromAnybody, Received
+from samebits.net.server import Arrived, Garbled, Rejected
+from samebits.service import clock
+from samebits.service.scheduling.followers import Followers
+from samebits.service.scheduling.unknown_peers import UnknownPeers, implausible
+
+MOST_DECISIONS, DECISIONS_S = 64, 10.0
+"""So many decisions are taken in such a time: a history that anybody could fill would tell nothing any more."""
+MOST_ENDS = 256
+"""And so many ends of processes, or sights of them."""
+
+
+Told = Received | FromAnybody
+"""What a core can be told by what arrives."""
+
+
+class Line(Protocol):
+    """The part of a server that is needed here."""
+
+    def send(self, peer: str, message: object) -> object:
+        """Send, or drop where the peer is gone."""
+
+    def address_of(self, peer: str) -> str:
+        """Where the peer's connection comes from."""
+
+
+class Inbound:
+    """Sorts what arrives over one line.
+
+    Args:
+        line: the server.
+        followers: told who asks for snapshots.
+        strangers: told who is turned away, and why.
+    """
+
+    def __init__(self, line: Line, followers: Followers, strangers: UnknownPeers) -> None:
+        self._line = line
+        self._followers = followers
+        self._strangers = strangers
+        self._decided_at: deque[float] = deque()
+        self._ended_at: deque[float] = deque()
+
+    def event_of(self, incoming: Arrived | Garbled | Rejected) -> Told | None:
+        """What the core is told of it; None where that is nothing."""
+        match incoming:
+            case Rejected(address, why):
+                self._strangers.rejected(address, why)
+                return None
+            case Garbled():
+                self._garbled(incoming)
+                return None
+            case Arrived(peer, StatusQuery(follow)):
+                self._followers.ask(peer, follow=follow)
+                return None
+            case Arrived(peer, message):
+                event = _event_in(peer, message)
+                if isinstance(event, str):
+                    self._strangers.garbled(self._line.address_of(peer), event)
+                    return None
+                if isinstance(event, Decision) and _is_too_often(self._decided_at, MOST_DECISIONS):
+                    return None  # whoever wants a node gone asks again
+                is_about_process = isinstance(event, ProcessEnded | ProcessSeen)
+                return None if is_about_process and _is_too_often(self._ended_at, MOST_ENDS) else event
+
+    def _garbled(self, garbled: Garbled) -> None:
+        self._strangers.garbled(garbled.address, garbled.problem)
+        if garbled.other_protocol:
+            self._line.send(garbled.peer, Refused(garbled.peer, Refusal.PROTOCOL, 0.0, garbled.problem))
+
+    def worth_saying(self, event: Event, ready: Ready, now: float) -> list[Note]:
+        """The notes on what the core made of an event; fewer where many registrations are refused."""
+        is_register = isinstance(event, Received) and isinstance(event.message, Register)
+        if not is_register or ready.records or not ready.notes:
+            return ready.notes
+        assert isinstance(event, Received)
+        return self._strangers.refused(self._line.address_of(event.session), ready.notes, now)
+
+
+def _is_too_often(before: deque[float], most: int) -> bool:
+    """Whether one more is one too many, after those at these moments; else it is one of them now."""
+    now = clock.now_s()
+    while before and now - before[0] >= DECISIONS_S:
+        before.popleft()
+    if len(before) >= most:
+        return True
+    before.append(now)
+    return False
+
+
+def _event_in(peer: str, message: object) -> Told | str:
+    """What a message asks of the core; a text says why it asks nothing."""
+    problem = implausible(message)
+    if problem is not None:
+        return problem
+    if isinstance(message, FromAnybody):
+        return message
+    if not isinstance(message, FromWorker):
+        return f"{type(message).__name__} is not a worker's message"
+    session = message.session if isinstance(message, Register) else message.sender.session
+    return Received(peer, message) if session == peer else "it speaks for another session"

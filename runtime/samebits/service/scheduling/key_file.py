@@ -1,0 +1,170 @@
+"""The durable half of the scheduler's keys: a journal of their own, in ``RECOVERY_PATH/keys``.
+
+Here lives when it is opened, whose it is and when it is compacted; what is written is the core's, how it is written the
+job journal's (``store.journal``). Two ideas: a job that keeps no key durably has no such folder; and no trouble with
+it, short of a disk that refuses, ends a training: where it cannot be read every call is refused with the reason.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from samebits.core.keys import key_records
+from samebits.core.keys.key_records import KeyRecord, KeysOf
+from samebits.core.scheduler import SchedulerCore
+from samebits.errors import ClaimRemovedError, JournalDamagedError, ProtocolError, StoreError
+from samebits.service import log
+from samebits.store.durable import move_aside
+from samebits.store.journal import JOURNAL_FILE, Journal, remove_leftovers
+from samebits.store.term_claim import TermClaim
+
+KEYS_FOLDER = "keys"
+COMPACT_BYTES = 4 << 20
+APPEND_BYTES = 16 << 20
+"""Of one append: a pass may bring more than the journal takes at once."""
+
+
+class KeyFile:
+    """The keys' journal of one scheduler, who holds the folder's lock.
+
+    Args:
+        recovery_path: of the job; None where nothing outlives the scheduler (ENABLE_RECOVERY=0).
+
+    Attributes:
+        is_loaded: what was written before is known to the core.
+    """
+
+    def __init__(self, recovery_path: Path | None) -> None:
+        self._path = None if recovery_path is None else recovery_path / KEYS_FOLDER
+        self._journal: Journal | None = None
+        self._claim: TermClaim | None = None
+        self._is_named = False  # whose keys they are is written
+        self._uncompacted_bytes = 0  # its size when it could not be compacted
+        self.is_loaded = False
+
+    def claimed(self, claim: TermClaim) -> None:
+        """From now on nobody but who has this claim writes the keys: what an earlier one was about to publish goes.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        self._claim = claim
+        if self._path is not None and self._path.is_dir():
+            remove_leftovers(self._path)
+
+    def load(self, core: SchedulerCore) -> None:
+        """Give the core what is written, once it is known which job this is. Another job's keys are moved aside.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        self.is_loaded = True
+        if self._path is None or not (self._path / JOURNAL_FILE).exists():
+            return
+        try:
+            records = self._read(self._path)
+        except JournalDamagedError as error:
+            log.warn(f"{error}. Training goes on; samebits.kv is refused")
+            core.keys.refuse(f"the keys cannot be read: {error}")
+            return
+        if not records:  # killed between the folder and its first record
+            return
+        self._is_named = records[0] == KeysOf(core.state.job)
+        if self._is_named:
+            core.load_keys(records)
+        else:
+            self.close()
+            if self._claim is not None:
+                self._claim.require()
+            owner = records[0].job if isinstance(records[0], KeysOf) else ""
+            log.warn(f"{self._path} holds the keys of another job: moved aside to {move_aside(self._path, owner)}")
+
+    def _read(self, path: Path) -> list[KeyRecord]:
+        self._journal, payloads = Journal.open(path, self._claim)
+        if self._journal.torn_tail is not None:
+            log.warn(str(self._journal.torn_tail))
+        try:
+            return [key_records.SCHEMA.unpack(payload) for payload in payloads]
+        except ProtocolError as error:
+            self.close()
+            raise JournalDamagedError(
+                f"{path / JOURNAL_FILE}: a record is none that this version knows ({error}). Fix: run the version that "
+                "wrote it, or move the folder away: the keys then begin anew"
+            ) from None
+
+    def append(self, records: Sequence[KeyRecord], core: SchedulerCore) -> bool:
+        """Make these durable, in this order; nothing of them may be said before.
+
+        Returns:
+            False where there was no room: what the calls of these records were answered may not be said, and from now
+            on every call is refused. Training goes on.
+
+        Raises:
+            StoreError: the disk refuses, and nobody can know what it holds: the next scheduler reads it.
+            ClaimRemovedError: they are durable after :meth:`begin_again`.
+        """
+        if self._path is None or not records:
+            return True
+        journal = None
+        try:
+            journal = self._journal = self._journal or Journal.open(self._path, self._claim)[0]
+            named = records if self._is_named else [KeysOf(core.state.job), *records]
+            for part in _parts([key_records.SCHEMA.pack(record) for record in named]):
+                journal.append(part)
+        except ClaimRemovedError:
+            self._is_named = True  # the core has what was to be written: it is, when the keys are written anew
+            raise
+        except StoreError as error:
+            if journal is not None and not journal.goes_on:
+                raise
+            log.warn(f"{error}. Training goes on; samebits.kv is refused until a scheduler is started again")
+            core.keys.refuse(f"the keys cannot be written: {error}. Fix: make room, then start the scheduler again")
+            return False
+        self._is_named = True
+        if journal.size_bytes > max(COMPACT_BYTES, 4 * journal.compacted_bytes, 2 * self._uncompacted_bytes):
+            self._compact(journal, core)
+        return True
+
+    def begin_again(self, claim: TermClaim, core: SchedulerCore) -> None:
+        """Write all durable keys anew: the folder, or the claim before this one, was removed.
+
+        Raises:
+            StoreError: the disk refuses.
+        """
+        self.claimed(claim)
+        self.close()
+        if self._path is not None and self._is_named:
+            self._journal = Journal.open(self._path, claim)[0]
+            self._journal.compact(self._whole(core))
+
+    def _whole(self, core: SchedulerCore) -> list[bytes]:
+        return [key_records.SCHEMA.pack(record) for record in (KeysOf(core.state.job), *core.keys.snapshot())]
+
+    def _compact(self, journal: Journal, core: SchedulerCore) -> None:
+        try:
+            journal.compact(self._whole(core))
+            self._uncompacted_bytes = 0
+        except StoreError as error:
+            if not journal.goes_on:
+                raise
+            self._uncompacted_bytes = journal.size_bytes  # tried again when it is twice as long
+            log.warn(f"{error}. The keys are durable as they are")
+
+    def close(self) -> None:
+        """Let go of the file; again does nothing."""
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+
+
+def _parts(payloads: Sequence[bytes]) -> Iterator[list[bytes]]:
+    part: list[bytes] = []
+    size_bytes = 0
+    for payload in payloads:
+        if size_bytes + len(payload) > APPEND_BYTES:
+            yield part
+            part, size_bytes = [], 0
+        part.append(payload)
+        size_bytes += len(payload)
+    yield part

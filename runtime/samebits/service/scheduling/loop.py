@@ -1,0 +1,511 @@
+"""The scheduler's loop: drain the socket, decide, make durable, speak, sleep until something happens.
+
+One pass takes in everything that has arrived, lets the core decide on each, writes all records with one fsync (group
+commit; losses do not wait for the rest and have one of their own) and only then sends. Deadlines are judged after the
+socket is drained, and what follows from all that came in together, as a round to which ten thousand are invited, is
+decided then, too. A pass that comes late by more than a heartbeat says so to the core first, so that a stopped or
+starved scheduler loses nobody.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import logging
+import math
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from samebits.account.event_log import EventWriter
+from samebits.config import Settings, fixed_settings, inherited_sockets
+from samebits.core import records
+from samebits.core.keys.key_records import KeyRecord
+from samebits.core.ledger import Mend, Policy
+from samebits.core.messages import KeyAnswer, StopJob
+from samebits.core.ready import Ended, Level, Note, Ready, Send
+from samebits.core.scheduler import Closed, Event, Received, SchedulerCore, Seen, Stalled, Tick
+from samebits.core.state import JobState
+from samebits.errors import (
+    ClaimRemovedError,
+    ForeignFolderError,
+    LockedError,
+    SchedulerLeftError,
+    StoreError,
+    SupersededError,
+)
+from samebits.net.address import place_of, taken_over
+from samebits.net.curve import cluster_keys
+from samebits.net.server import Arrived, Incoming, Lost, Server
+from samebits.scheduler_hosts import names_one
+from samebits.service import cause_file, clock, log, process_state
+from samebits.service.job_journal import history_of, written_term
+from samebits.service.probe_beat import ProbeBeat
+from samebits.service.scheduler_address import listening_place, search_s
+from samebits.service.scheduling.followers import MAX_FOLLOWERS, Followers
+from samebits.service.scheduling.inbound import Inbound
+from samebits.service.scheduling.key_file import KeyFile
+from samebits.service.scheduling.unknown_peers import UnknownPeers
+from samebits.spelling import spelled
+from samebits.store import private
+from samebits.store.journal import Journal
+from samebits.store.lock import DirectoryLock
+from samebits.store.owner import read_owner, read_token
+from samebits.store.process_identity import ProcessIdentity, host_id
+from samebits.store.term_claim import TermClaim, impossible_claims
+
+COMPACT_BYTES = 4 << 20
+COLLECT_AFTER = 50_000  # objects made and not freed: a few MB
+CONNECTIONS_A_WORKER = 2  # its own, and one that is dying or waits to replace it
+CONNECTIONS_OTHER = 1000  # tools, and room for strangers
+SAVES_AGAIN = 3  # in a row, where RECOVERY_PATH is removed while it is written
+MOST_LOOKS = 32  # at silent processes, in one pass: each takes a ms
+_LOG_LEVELS = {Level.INFO: logging.INFO, Level.WARNING: logging.WARNING}
+
+
+@dataclass(slots=True)
+class _Pass:
+    """What one pass of the loop collects before anything leaves the process."""
+
+    records: list[records.Record] = field(default_factory=list)
+    key_records: list[KeyRecord] = field(default_factory=list)
+    sends: list[Send] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    ended: Ended | None = None
+
+    def add(self, ready: Ready) -> None:
+        self.records += ready.records
+        self.key_records += ready.key_records
+        self.sends += ready.sends
+        self.notes += ready.notes
+        self.ended = self.ended or ready.ended
+
+
+class SchedulerService:
+    """One scheduler process's service; ``serve`` returns when the job is over.
+
+    Args:
+        settings: role scheduler.
+        on_job: told the job's id and name once somebody has a seat in it, durably, and before anybody is told.
+        on_ready: called once the journal is read and the address is listened on.
+        is_guest: this is a thread of a process that has other things to do: how it collects garbage is left alone.
+
+    Attributes:
+        strangers: what was refused, counted by kind.
+
+    Raises (from ``serve``):
+        SettingsError: CLUSTER_SECRET_FILE holds no usable secret, or one is needed to listen there.
+        LockedError: another scheduler writes in RECOVERY_PATH.
+        SupersededError: another one has claimed a later term there: nothing was said of what was written since.
+        JournalDamagedError: the journal cannot be read.
+        ListenError: the address cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        on_job: Callable[[str, str], object] | None = None,
+        on_ready: Callable[[], object] = lambda: None,
+        *,
+        is_guest: bool = False,
+    ) -> None:
+        self._settings = settings
+        self._on_job = on_job
+        self._on_ready = on_ready
+        self._is_guest = is_guest
+        role = f"scheduler on port {settings.sched_port}"
+        # Where another host may have one, a scheduler that has nothing to write must find out that it was replaced.
+        self._doubt_s = math.inf if names_one(settings.sched_host) else settings.node_timeout_s / 2
+        self._doubts_at = clock.now_s() + self._doubt_s
+        self._lock = DirectoryLock(settings.recovery_path.resolve(), role, is_needed=not settings.enable_recovery)
+        self._stop_by: list[str] = []
+        self._abandoned = False
+        self._server: Server | None = None
+        self._followers = Followers()
+        self.strangers = UnknownPeers()
+        self._gone: dict[int, str] = {}  # pidfd → session whose process it watches
+        self._events: EventWriter | None = None
+        self._keys = KeyFile(settings.recovery_path.resolve() if settings.enable_recovery else None)
+
+    def stop(self, by: str) -> None:
+        """Ask for a graceful end; callable from any thread and from a signal handler."""
+        self._stop_by.append(by)
+        if self._server is not None:
+            self._server.wake()
+
+    def abandon(self) -> None:
+        """Leave the job to itself: nothing is told to anybody, and the journal stays as it is. From any thread."""
+        self._abandoned = True
+        if self._server is not None:
+            self._server.wake()
+
+    def let_go_in_child(self) -> None:
+        """In a forked child: it is not to keep the folder locked after this process's death."""
+        if self._lock.is_held:
+            os.close(self._lock.descriptor)
+
+    def serve(self) -> Ended:
+        """Serve until the job is over; returns how it ended."""
+        settings = self._settings
+        path = settings.recovery_path.resolve()
+        inherited = taken_over(inherited_sockets())
+        addresses, port = listening_place(settings, [place_of(one) for one in inherited])
+        keys = cluster_keys(settings.cluster_secret, settings.cluster_secret_file)
+        private.make_folder(path, "RECOVERY_PATH")
+        with self._lock, contextlib.nullcontext() if self._is_guest else seldom_collected():
+            server = self._server = Server(
+                addresses,
+                port,
+                settings.node_timeout_s,
+                keys=keys,
+                most_connections=most_connections(settings),
+                inherited=inherited,
+            )
+            if self._lock.is_unknown_here:
+                log.warn(
+                    f"{path}: its file system knows no locks: a second scheduler that is started for this folder takes "
+                    "the job over from this one"
+                )
+            journal: Journal | None = None
+            try:
+                journal, core = self._load(path)
+                shown = ", ".join(addresses)
+                protected = "; encrypted, only for who has the secret" if keys is not None else ""
+                log.say(f"listening on {shown}, port {port}{protected}; recovery path {path}")
+                self._on_ready()
+                ProbeBeat(settings.probe_file).ready()
+                return self._loop(server, journal, core)
+            finally:
+                self._server = None
+                for descriptor in self._gone:
+                    os.close(descriptor)
+                if self._events is not None:
+                    self._events.close()
+                if journal is not None:
+                    journal.close()
+                self._keys.close()
+                server.close()
+
+    # ---- loading
+
+    def _load(self, path: Path) -> tuple[Journal | None, SchedulerCore]:
+        settings = self._settings
+        claim: TermClaim | None = None
+        journal: Journal | None = None
+        payloads: list[bytes] = []
+        if settings.enable_recovery:
+            claim = TermClaim.take(path, self._lock.role, lambda: written_term(path))
+            for name in impossible_claims(path):
+                log.warn(f"{path / name}: no job has had so many scheduler starts, so it is ignored. Fix: remove it")
+            self._keys.claimed(claim)
+            journal, payloads = Journal.open(path, claim)
+        state = JobState.replay(history_of(path, payloads))
+        if journal is not None and journal.torn_tail is not None:
+            log.warn(str(journal.torn_tail))
+        if state.finished:
+            raise ForeignFolderError(
+                f"RECOVERY_PATH={path} holds job {state.job}, which is finished: start the next job with "
+                f"`{spelled('run')}` (it moves the folder aside), or set RECOVERY_PATH to an empty folder"
+            )
+        policy = replace(policy_of(settings), token=read_token(settings.log_dir))
+        ours = dict(policy.settings)
+        if any(ours.get(name) != value for name, value in state.settings):  # what a later release has added is new
+            raise ForeignFolderError(
+                f"RECOVERY_PATH={path} holds job {state.job} with {_shown(state.settings)}, this scheduler was started "
+                f"with {_shown(policy.settings)}: start it with the job's values, or `{spelled('run', '--fresh')}`"
+            )
+        # Once a worker had a seat, an empty journal is a lost one, and the id that the launcher chose is spent.
+        has_begun = read_owner(settings.log_dir) is not None
+        core = SchedulerCore(
+            policy,
+            state,
+            now=clock.now_s(),
+            boot_id=clock.boot_id(),
+            new_job_id=policy.job if policy.job and not has_begun else str(uuid.uuid4()),
+            claimed_term=0 if claim is None else claim.number,
+        )
+        return journal, core
+
+    # ---- the loop
+
+    def _loop(self, server: Server, journal: Journal | None, core: SchedulerCore) -> Ended:
+        inbound = Inbound(server, self._followers, self.strangers)
+        directory = None if journal is None else self._settings.recovery_path.resolve()
+        self._events = EventWriter(directory, core, time.time() - clock.now_s(), log.warn)
+        this_pass = _Pass()
+        this_pass.add(core.start())
+        self._announce(core)
+        for closed in self._dead_at_load(core):
+            this_pass.add(core.step(closed, clock.now_s()))
+        this_pass.add(core.step(Tick(), clock.now_s()))
+        self._carry_out(server, journal, core, this_pass)
+        wake_at, decided_at = core.wake_at(), clock.now_s()
+        while True:
+            pause_s = self._pause_s(wake_at, clock.now_s())
+            dead = server.wait(pause_s)
+            if self._abandoned:
+                goes_on = f"the job goes on without one. Fix: {spelled('recover')} starts it again"
+                ends = "with ENABLE_RECOVERY=0 its job ends with it"
+                then = goes_on if self._settings.enable_recovery else ends
+                raise SchedulerLeftError(f"this scheduler was told to leave; {then}")
+            now = clock.now_s()
+            # A slow disk, or a SIGSTOP while it wrote, counts like one while it slept.
+            late_s = now - decided_at - pause_s
+            events = self._take_in(server, core, inbound, now)
+            events += self._seen_dead(server, dead)
+            if late_s > self._settings.heartbeat_interval_s:
+                events.insert(0, Stalled(late_s))
+            this_pass = _Pass()
+            for part in closes_first(events):
+                for event in part:
+                    this_pass.add(self._decide(inbound, core, event, now))
+                if this_pass.records:  # durable, and said, before everybody's invitation to a round is written
+                    self._carry_out(server, journal, core, this_pass)
+                    this_pass = _Pass(ended=this_pass.ended)
+            if events or wake_at is None or wake_at <= now:
+                for seen in self._seen_silent(core, now):
+                    this_pass.add(core.step(seen, now))
+                this_pass.add(core.step(Tick(), now))
+                wake_at = core.wake_at()
+            this_pass.notes += self.strangers.lines(now, is_last=this_pass.ended is not None)
+            self._carry_out(server, journal, core, this_pass)
+            decided_at = now
+            if this_pass.ended is not None:
+                return this_pass.ended
+
+    def _pause_s(self, wake_at: float | None, now: float) -> float:
+        pause = self._settings.heartbeat_interval_s
+        if wake_at is not None:
+            pause = min(pause, max(0.0, wake_at - now))
+        followers_s = self._followers.pause_s(now)
+        return pause if followers_s is None else min(pause, followers_s)
+
+    def _decide(self, inbound: Inbound, core: SchedulerCore, event: Event, now: float) -> Ready:
+        ready = core.step(event, now)
+        ready.notes = inbound.worth_saying(event, ready, now)
+        if self._events is not None:
+            self._events.heard(event, now)
+        return ready
+
+    def _take_in(self, server: Server, core: SchedulerCore, inbound: Inbound, now: float) -> list[Event]:
+        """What has come in, but for heartbeats that only say again what was said before: they are done with."""
+        events: list[Event] = []
+        while self._stop_by:
+            events.append(StopJob(self._stop_by.pop()))
+        for incoming in server.drain():
+            if type(incoming) is Arrived and not events and core.repeats(incoming.peer, incoming.message, now):
+                continue
+            event = self._event_of(server, core, inbound, incoming)
+            if event is not None:
+                events.append(event)
+        return events
+
+    def _event_of(self, server: Server, core: SchedulerCore, inbound: Inbound, incoming: Incoming) -> Event | None:
+        match incoming:
+            case Lost(peer):
+                self._followers.doubt(peer)
+                return Closed(peer, gone=self._is_gone(server, core, peer))
+            case _:
+                return inbound.event_of(incoming)
+
+    def _carry_out(self, server: Server, journal: Journal | None, core: SchedulerCore, this_pass: _Pass) -> None:
+        """Save, then speak."""
+        if journal is not None:
+            try:
+                self._save(journal, core, this_pass)
+            except ClaimRemovedError as error:
+                self._save_all_again(journal, core, error)
+        if core.state.seats and not self._keys.is_loaded:  # before that it may still become another job's, rebuilt
+            self._keys.load(core)
+            if self._on_job is not None:
+                self._on_job(core.state.job, core.state.name)
+        if not self._save_keys(journal, core, this_pass):
+            this_pass.sends = [send for send in this_pass.sends if not isinstance(send.message, KeyAnswer)]
+        for send in this_pass.sends:
+            server.send(send.session, send.message)
+        if this_pass.notes:
+            log.tell([(_LOG_LEVELS[note.level], note.text) for note in this_pass.notes])
+        if self._events is not None:
+            self._events.write(this_pass.records, this_pass.sends, this_pass.notes, clock.now_s())
+        self._followers.tell(server, core, changed=bool(this_pass.records or this_pass.notes or this_pass.ended))
+
+    def _save(self, journal: Journal, core: SchedulerCore, this_pass: _Pass) -> None:
+        if this_pass.records:
+            journal.append([records.SCHEMA.pack(record) for record in this_pass.records])
+            if journal.size_bytes > max(COMPACT_BYTES, 4 * journal.compacted_bytes):
+                journal.compact([records.SCHEMA.pack(record) for record in core.state.snapshot()])
+        elif this_pass.ended is not None or self._doubts_at <= clock.now_s():
+            journal.require_claim()
+            self._doubts_at = clock.now_s() + self._doubt_s
+
+    def _save_keys(self, journal: Journal | None, core: SchedulerCore, this_pass: _Pass) -> bool:
+        try:
+            return self._keys.append(this_pass.key_records, core)
+        except ClaimRemovedError as error:
+            assert journal is not None
+            self._save_all_again(journal, core, error)
+            return True
+
+    def _save_all_again(self, journal: Journal, core: SchedulerCore, why: ClaimRemovedError) -> None:
+        """RECOVERY_PATH was emptied under a running scheduler: claim it again, and write everything from memory.
+
+        Raises:
+            SupersededError: another scheduler is there.
+            StoreError: the disk refuses, or the folder is removed again and again.
+        """
+        path = self._settings.recovery_path.resolve()
+        log.warn(f"{why}. This scheduler writes all it knows there again")
+        for attempt in range(SAVES_AGAIN):
+            try:
+                private.make_folder(path, "RECOVERY_PATH")
+                self._lock.renew()
+                claim = TermClaim.take(path, self._lock.role, lambda: max(journal.term, written_term(path)))
+                journal.begin_again([records.SCHEMA.pack(record) for record in core.state.snapshot()], claim)
+                self._keys.begin_again(claim, core)
+                break
+            except LockedError as error:
+                raise SupersededError(
+                    f"{path}: it was removed, and another scheduler has begun there ({error}), so this one has "
+                    "stopped. Fix: nothing, the job goes on with the other one"
+                ) from None
+            except StoreError:  # the folder may be removed once more while it is written
+                if attempt + 1 == SAVES_AGAIN:
+                    raise
+        if self._events is not None:
+            self._events.begin_again()
+
+    def _announce(self, core: SchedulerCore) -> None:
+        state, settings = core.state, self._settings
+        if state.term == 1 or not settings.enable_recovery:
+            log.say(f"job {state.job} begins: {core.policy.world_size} workers")
+            return
+        seats = len(state.by_slot)
+        log.say(
+            f"job {state.job} goes on, term {state.term}: {seats} seats and generation {state.generation_number} read "
+            f"from the journal; leases start anew, and a worker that was started again waits at most "
+            f"{settings.register_cooldown_s:g} s (REGISTER_COOLDOWN), once"
+        )
+
+    # ---- processes on this host
+
+    def _dead_at_load(self, core: SchedulerCore) -> list[Closed]:
+        here = host_id()
+        return [
+            Closed(seat.session, gone=True)
+            for seat in core.state.seats.values()
+            if seat.process.host == here
+            and seat.is_held
+            and not ProcessIdentity(seat.process.pid, seat.process.started_at).is_alive()
+        ]
+
+    def _is_gone(self, server: Server, core: SchedulerCore, session: str) -> bool:
+        """Whether the session's process is dead already; if it is only dying, watch it."""
+        process = core.process_of_session(session)
+        if process is None or process.host != host_id():
+            return False
+        identity = ProcessIdentity(process.pid, process.started_at)
+        if not identity.is_alive():
+            return True
+        if session in self._gone.values():
+            return False
+        try:
+            descriptor = os.pidfd_open(process.pid)
+        except OSError:
+            return not identity.is_alive()
+        if not identity.is_alive():
+            os.close(descriptor)
+            return True
+        self._gone[descriptor] = session
+        server.watch(descriptor)
+        return False
+
+    def _seen_silent(self, core: SchedulerCore, now: float) -> list[Seen]:
+        """What those of this host are seen to do of whom it will be said that nothing comes from them."""
+        here, found = host_id(), []
+        for seat in core.silent(now)[:MOST_LOOKS]:
+            if seat.process.host == here:
+                sight = process_state.look(ProcessIdentity(seat.process.pid, seat.process.started_at))
+                found += [Seen(seat.session, sight)] if sight is not None else []
+        return found
+
+    def _seen_dead(self, server: Server, descriptors: set[int]) -> list[Closed]:
+        dead = []
+        for descriptor in descriptors & self._gone.keys():
+            server.unwatch(descriptor)
+            os.close(descriptor)
+            dead.append(Closed(self._gone.pop(descriptor), gone=True))
+        return dead
+
+
+def closes_first(events: list[Event]) -> list[list[Event]]:
+    """A loss does not wait until hundreds of heartbeats are judged that came with it: it goes first, and alone.
+
+    What the closed ones themselves had said stays before their close; between connections there is no order to keep.
+    """
+    closed = {event.session for event in events if isinstance(event, Closed)}
+    if not closed:
+        return [events]
+    first: list[Event] = []
+    others: list[Event] = []
+    for event in events:
+        is_others = isinstance(event, Received) and event.session not in closed
+        (others if is_others else first).append(event)
+    return [first, others]
+
+
+@contextlib.contextmanager
+def seldom_collected() -> Iterator[None]:
+    """Let Python look for cycles less often: ten thousand registrations are many objects and none.
+
+    With its own thresholds it walked through all of them again and again, a sixth of what forming a job cost.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(COLLECT_AFTER, *before[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
+
+
+def most_connections(settings: Settings) -> int:
+    """How many connections may stand at a time, whoever opens them."""
+    workers = settings.max_worker_num + settings.spare_num
+    return CONNECTIONS_A_WORKER * workers + MAX_FOLLOWERS + CONNECTIONS_OTHER
+
+
+def policy_of(settings: Settings) -> Policy:
+    """The part of the settings that the core decides by."""
+    return Policy(
+        world_size=settings.worker_num,
+        job_name=settings.job_name,
+        job=settings.job_id or "",
+        settings=fixed_settings(settings),
+        recovery=settings.enable_recovery,
+        cool_down_s=settings.register_cooldown_s,
+        node_timeout_s=settings.node_timeout_s,
+        heartbeat_interval_s=settings.heartbeat_interval_s,
+        reconnect_grace_s=settings.reconnect_grace_s,
+        search_s=search_s(settings.sched_host, settings.sched_port),
+        topo_timeout_s=settings.topo_timeout_s,
+        rebuild=settings.rebuild,
+        min_world_size=settings.min_worker_num,
+        max_world_size=settings.max_worker_num,
+        spare_num=settings.spare_num,
+        start_grace_s=settings.start_grace_s,
+        shrink_grace_s=settings.shrink_grace_s,
+        reset_limit=settings.reset_limit,
+        watches=settings.hang != "off",
+        step_timeout_s=settings.step_timeout_s,
+        ends_stuck=settings.hang == "end",
+        mends=Mend(settings.consistency) if settings.consistency_every else Mend.STOP,
+        straggler_factor=None if settings.straggler == "off" else settings.straggler_factor,
+        swaps_stragglers=settings.straggler == "swap",
+        causes=cause_file.table_of(settings),
+    )
+
+
+def _shown(settings: Iterable[tuple[str, str]]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in settings)

@@ -1,0 +1,183 @@
+"""Where the main thread is: its phase, the line of the script it is in, and whether it is at rest.
+
+Here lives what is read from a thread's frames and its CPU time, from outside of it. Never here: what follows from it
+(``core.watch.progress``). The one idea: nothing is hooked into training, so watching costs a step nothing: the control
+thread looks twice a heartbeat at two numbers, and at the thread only where neither has moved for a while.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from types import FrameType
+
+from samebits.core.reports import MAX_PLACE_CHARS, Phase, Progress
+from samebits.printable import printable
+from samebits.start_folder import start_folder
+from samebits.tracebacks import is_of_the_script
+from samebits.training.group.calling_place import PACKAGE_FOLDER, TORCH_FOLDER
+
+__all__ = ["Whereabouts", "expect_pause", "main_thread_cpu_ticks", "place_of"]
+
+STILL_S = 2.0
+"""Who has made no step for so long, and for longer than it ever took, says where it is."""
+FIRST_STEPS = 2
+"""What these take says nothing about the later ones: they build, compile and warm up."""
+
+_PHASES = (  # by the folder that a file lies in; the first that fits counts
+    (f"{PACKAGE_FOLDER}training/process/key_value.py", Phase.USER),  # it waits for a key, as the script says
+    (f"{PACKAGE_FOLDER}training/group/", Phase.COMMUNICATION),
+    (f"{TORCH_FOLDER}distributed/", Phase.COMMUNICATION),
+    (f"{TORCH_FOLDER}_dynamo/", Phase.COMPILING),
+    (f"{TORCH_FOLDER}_inductor/", Phase.COMPILING),
+    (f"{TORCH_FOLDER}utils/data/", Phase.DATA),
+    (f"{TORCH_FOLDER}optim/", Phase.OPTIMIZER),
+    (f"{TORCH_FOLDER}autograd/", Phase.BACKWARD),
+    (f"{TORCH_FOLDER}nn/", Phase.FORWARD),
+    (f"{PACKAGE_FOLDER}training/", Phase.COMMIT),
+    (f"{PACKAGE_FOLDER}store/", Phase.COMMIT),
+)
+_CALLS_THE_SCRIPT = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD})
+"""A dataset, a module and a hook are the script's own code, called from there."""
+
+
+class Whereabouts:
+    """Of the main thread in one generation.
+
+    Args:
+        step: completed optimizer steps.
+        collectives: launched in the generation's group so far.
+        step_timeout_s: STEP_TIMEOUT, if it is set: who stands still says so in time.
+    """
+
+    def __init__(
+        self, step: Callable[[], int], collectives: Callable[[], int], step_timeout_s: float | None = None
+    ) -> None:
+        self._step = step
+        self._collectives = collectives
+        self._most_s = float("inf") if step_timeout_s is None else step_timeout_s / 2
+        self._seen = (step(), collectives())
+        self._steps = 0
+        self._moved_at = time.monotonic()
+        self._longest_s = 0.0
+        self._cpu_ticks: int | None = None
+
+    def look(self) -> Progress | None:
+        """Where the thread stands; None as long as it comes on, or is expected not to."""
+        seen, now = (self._step(), self._collectives()), time.monotonic()
+        has_moved = seen != self._seen
+        if has_moved:
+            if self._steps >= FIRST_STEPS:
+                self._longest_s = max(self._longest_s, now - self._moved_at)
+            self._steps += max(0, seen[0] - self._seen[0])
+            self._seen = seen
+        if has_moved or now < _pause_until:
+            self._moved_at = now
+        still_s = now - self._moved_at
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        if frame is None or still_s < min(max(STILL_S, self._longest_s), self._most_s):
+            self._cpu_ticks = None
+            return None
+        before, self._cpu_ticks = self._cpu_ticks, main_thread_cpu_ticks()
+        phase = phase_of(frame)
+        return Progress(
+            phase=phase,
+            collectives=seen[1],
+            steps=self._steps,
+            still_s=still_s,
+            longest_s=self._longest_s,
+            rests=before is not None and self._cpu_ticks == before,
+            place=place_of(frame, phase),
+        )
+
+
+_pause_until = 0.0
+
+
+def expect_pause(seconds: float) -> None:
+    """Say that the next step may take so long: an evaluation, an upload. Until then nobody is held for stuck.
+
+    Raises:
+        ValueError: it is no number of seconds from 0 on.
+    """
+    global _pause_until
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"samebits.expect_pause({seconds!r}): expected seconds, 0 or more")
+    _pause_until = time.monotonic() + seconds
+
+
+def phase_of(frame: FrameType) -> Phase:
+    """What the thread of this innermost frame is in."""
+    is_in_script = False
+    for one in _outwards(frame):
+        phase = _phase_of_file(one.f_code.co_filename)
+        if phase is not None and (not is_in_script or phase in _CALLS_THE_SCRIPT):
+            return phase
+        is_in_script = is_in_script or is_of_the_script(one.f_code.co_filename)
+    return Phase.USER if is_in_script else Phase.OUTSIDE
+
+
+def place_of(frame: FrameType, phase: Phase) -> str:
+    """``train.py:46 (time.sleep)``; in a collective ``all_reduce at train.py:50``."""
+    innermost = next((one for one in _outwards(frame) if is_of_the_script(one.f_code.co_filename)), None)
+    if innermost is None:
+        place = f"{_shown(frame.f_code.co_filename)}:{frame.f_lineno}"
+    else:
+        place = f"{_shown(innermost.f_code.co_filename)}:{innermost.f_lineno}"
+        if phase is not Phase.COMMUNICATION and (called := _call_in(innermost)):
+            place += f" ({called})"
+    if phase is Phase.COMMUNICATION:
+        place = f"{_collective_in(frame)} at {place}"
+    return printable(place, MAX_PLACE_CHARS)
+
+
+def main_thread_cpu_ticks() -> int | None:
+    """CPU time of the main thread in clock ticks (proc(5)); None where that cannot be read."""
+    try:
+        stat = Path(f"/proc/self/task/{os.getpid()}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+@functools.cache
+def _phase_of_file(file: str) -> Phase | None:
+    return next((phase for place, phase in _PHASES if file.startswith(place)), None)
+
+
+def _shown(file: str) -> str:
+    path = Path(file)
+    try:
+        return str(path.relative_to(start_folder()))
+    except (ValueError, OSError):
+        return path.name
+
+
+def _collective_in(frame: FrameType) -> str:
+    """The outermost of torch's own calls that lead to it: what the script has called, where it did."""
+    names = [one.f_code.co_name for one in _outwards(frame) if one.f_code.co_filename.endswith("distributed_c10d.py")]
+    return names[-1] if names else "all_reduce"  # DistributedDataParallel's, of the gradients
+
+
+def _call_in(frame: FrameType) -> str:
+    """What is called in the line, as it is written there; empty where the source is not at hand."""
+    position = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None), None)
+    if position is None or None in position or position[0] != position[1]:
+        return ""
+    line, _, begin, end = position
+    source = linecache.getline(frame.f_code.co_filename, line or 0).encode()[begin:end].decode(errors="replace")
+    return source.partition("(")[0].strip()

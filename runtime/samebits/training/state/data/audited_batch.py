@@ -1,0 +1,333 @@
+"""One micro-batch of a DistributedDataParallel module, kept so that another rank can compute its local gradient again.
+
+Here live the hooks that keep it, and the second computation. Never here: its form on the way (``batch_bytes``), whose
+batch is kept, who computes it (``run.audits``). The one idea: inputs, buffers, generators and the gradients of the
+outputs are all that a local gradient depends on besides the weights, which are equal; a hook on a parameter sees its
+gradient before DDP reduces it. Nothing here raises into the user's forward or backward pass: what cannot be kept is a
+problem that is told.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+import torch
+import xxhash
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from samebits.errors import CheckpointError
+from samebits.training.state import generators, rng, snapshot
+from samebits.training.state.data import batch_bytes
+from samebits.training.state.generators import Generators
+
+__all__ = ["Computed", "KeptBatch", "compute_again", "names_of"]
+
+_AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(slots=True)
+class _Batch:
+    inputs: tuple[Any, ...]  # arguments, and those by name
+    buffers: dict[str, torch.Tensor]
+    generators: bytes
+    modes: bytes  # of each module: whether it is in training
+    autocast: tuple[bool, str, bool]  # whether it is on, to which dtype, with casts that are kept
+    gradients: dict[int, torch.Tensor] = field(default_factory=dict)  # of the outputs, by place
+    digests: dict[int, int] = field(default_factory=dict)  # of the parameters' gradients, by place
+    has_outputs: bool = False
+    problem: str = ""
+
+    def keep_gradient(self, place: int, gradient: torch.Tensor) -> None:
+        """The gradient of an output has come."""
+        if place in self.gradients:
+            raise ValueError("several backward passes go through one forward pass")
+        self.gradients[place] = batch_bytes.copied(gradient)
+
+    def keep_digest(self, place: int, gradient: torch.Tensor) -> None:
+        """The local gradient of a parameter has come, whole."""
+        if gradient.layout is not torch.strided:
+            raise ValueError("a gradient of it is sparse")
+        if place in self.digests:
+            raise ValueError("several backward passes go through one forward pass")
+        self.digests[place] = _digest(gradient)
+
+    def packed(self, most_bytes: int) -> bytearray:
+        """As it travels."""
+        gradients = {place: self.gradients[place] for place in sorted(self.gradients)}
+        return batch_bytes.pack(
+            {"inputs": self.inputs, "buffers": self.buffers, "gradients": gradients},
+            {
+                "trained": sorted(self.digests),
+                "generators": self.generators,
+                "modes": self.modes,
+                "autocast": list(self.autocast),
+            },
+            most_bytes,
+        )
+
+    def hook(self, keep: Callable[[int, torch.Tensor], None], place: int) -> Callable[[torch.Tensor], None]:
+        """Of a tensor, that keeps its gradient; it changes nothing and raises nothing."""
+
+        def keep_or_tell(gradient: torch.Tensor | None) -> None:
+            try:
+                if gradient is not None:  # else none has come
+                    keep(place, gradient)
+            except Exception as error:
+                self.problem = str(error)
+
+        return keep_or_tell
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A local gradient as digests, one a parameter, in the order of :func:`names_of`; 0: it has none."""
+
+    digests: tuple[int, ...]
+
+    def value(self) -> int:
+        """All of it in 63 bits."""
+        return xxhash.xxh3_64_intdigest(msgpack.packb(self.digests)) >> 1
+
+    def first_other(self, other: Computed) -> int:
+        """The place of the first parameter whose gradient is another's."""
+        pairs = zip(self.digests, other.digests, strict=True)
+        return next((place for place, (one, its) in enumerate(pairs) if one != its), 0)
+
+
+class KeptBatch:
+    """Follows one wrapper's module.
+
+    Args:
+        wrapper: whose module it is.
+        wants: whether this rank's next forward pass is to be kept.
+    """
+
+    def __init__(self, wrapper: DistributedDataParallel, wants: Callable[[], bool]) -> None:
+        self._wrapper = wrapper
+        self.module: nn.Module = wrapper.module
+        self._wants = wants
+        self._batch: _Batch | None = None
+        self._is_again = False
+        self._on_parameters: list[Any] = []
+        self._hooks = [
+            self.module.register_forward_pre_hook(self._before, with_kwargs=True),
+            self.module.register_forward_hook(self._after),
+        ]
+
+    def close(self) -> None:
+        """Keep nothing more."""
+        self._drop()
+        for hook in self._hooks:
+            hook.remove()
+
+    def take(self, most_bytes: int) -> tuple[bytearray, Computed] | str:
+        """What was kept, as it travels, and its gradient; or why there is none."""
+        batch = self._batch
+        self._drop()
+        if batch is None:
+            return "its module was not called with gradients, or only in compiled code"
+        if batch.problem or not batch.digests or not batch.gradients:
+            return batch.problem or "its last forward pass had no backward pass"
+        count = len(names_of(self.module))
+        try:
+            return batch.packed(most_bytes), Computed(tuple(batch.digests.get(place, 0) for place in range(count)))
+        except (CheckpointError, TypeError, ValueError, OverflowError) as error:
+            return f"its inputs cannot be sent ({error})"
+
+    def compute_again(self, packed: memoryview) -> Computed:
+        """The gradient of what another rank has kept; this rank's buffers, generators and gradients stay as they are.
+
+        Raises:
+            Exception: whatever the module raises; ValueError where these bytes are none of ours.
+        """
+        self._is_again = True
+        try:
+            return compute_again(self.module, packed)
+        finally:
+            self._is_again = False
+
+    # ---- hooks
+
+    def _before(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if torch.compiler.is_compiling() or self._is_again or not torch.is_grad_enabled():
+            return
+        if not self._wants():
+            if self._batch is not None:  # of a step that was left out, as a GradScaler does
+                self._drop()
+            return
+        if not self._wrapper.require_backward_grad_sync:  # of an accumulated gradient the last part is audited
+            return
+        is_second = self._batch is not None and not self._batch.digests
+        self._drop()
+        self._batch = batch = _Batch((), {}, b"", _modes(module), _autocast_now(_kind_of(module)))
+        if is_second:
+            batch.problem = "its module is called several times before a backward pass"
+            return
+        if any(isinstance(one, nn.SyncBatchNorm) for one in module.modules()):
+            batch.problem = "its SyncBatchNorm computes with all ranks"
+            return
+        try:
+            batch.inputs = batch_bytes.copy_of((args, kwargs))
+            batch.buffers = {name: one.detach().clone() for name, one in module.named_buffers()}
+            batch.generators = _generators_now()
+        except Exception as error:
+            batch.problem = f"its inputs cannot be kept ({error})"
+            return
+        for place, parameter in enumerate(_parameters(module).values()):
+            self._on_parameters.append(parameter.register_hook(batch.hook(batch.keep_digest, place)))
+
+    def _after(self, module: nn.Module, _: object, outputs: Any) -> Any:
+        batch = self._batch
+        if torch.compiler.is_compiling() or self._is_again or batch is None or batch.has_outputs or batch.problem:
+            return None
+        batch.has_outputs = True
+        differentiable = [(place, one) for place, one in enumerate(_tensors(outputs)) if one.requires_grad]
+        if len(differentiable) == 1:
+            ((place, output),) = differentiable
+            output.register_hook(batch.hook(batch.keep_gradient, place))
+            return None
+        # One output may be computed from another: a copy of each is given out, which sees only what comes from outside.
+        try:
+            return _given_out(outputs, batch)
+        except Exception as error:
+            batch.problem = f"its outputs cannot be followed ({error})"
+            return None
+
+    def _drop(self) -> None:
+        """Let go of what is kept; of most steps nothing is."""
+        self._batch = None
+        for hook in self._on_parameters:
+            hook.remove()
+        self._on_parameters = []
+
+
+def names_of(module: nn.Module) -> list[str]:
+    """The parameters that are trained, in their order."""
+    return list(_parameters(module))
+
+
+def compute_again(module: nn.Module, packed: memoryview) -> Computed:
+    """As :meth:`KeptBatch.compute_again`."""
+    device = next(module.parameters()).device
+    tree, about = batch_bytes.unpack(packed, device)
+    (args, kwargs), buffers, gradients = tree["inputs"], tree["buffers"], tree["gradients"]
+    is_on, dtype, keeps_casts = about["autocast"]
+    before, modes = rng.capture(), _modes(module)
+    try:
+        _set_modes(module, about["modes"])
+        rng.restore(generators.unpack(about["generators"]))
+        with (
+            _with_buffers(module, buffers),
+            torch.enable_grad(),
+            torch.autocast(device.type, _AUTOCAST[dtype], enabled=is_on, cache_enabled=keeps_casts),
+        ):
+            outputs = list(_tensors(module(*args, **kwargs)))
+        found = torch.autograd.grad(
+            [outputs[place] for place in gradients],
+            list(_parameters(module).values()),
+            list(gradients.values()),
+            allow_unused=True,
+        )
+    finally:
+        _set_modes(module, modes)
+        rng.restore(before)
+    if any(found[place] is None for place in about["trained"]):
+        raise ValueError("a gradient came by another way, such as torch.utils.checkpoint with use_reentrant=True")
+    return Computed(tuple(0 if one is None else _digest(one) for one in found))
+
+
+def _parameters(module: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: one for name, one in module.named_parameters() if one.requires_grad}
+
+
+def _digest(gradient: torch.Tensor) -> int:
+    return xxhash.xxh3_64_intdigest(snapshot.bytes_of(gradient)) | 1
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _given_out(outputs: Any, batch: _Batch) -> Any:
+    """The same tree, with a copy of each tensor that has a gradient."""
+    place = -1
+
+    def given(value: Any) -> Any:
+        nonlocal place
+        if isinstance(value, torch.Tensor):
+            place += 1
+            if not value.requires_grad:
+                return value
+            one = value.clone()
+            if one.stride() != value.stride():
+                raise ValueError("an output of it is expanded or has gaps")
+            one.register_hook(batch.hook(batch.keep_gradient, place))
+            return one
+        if isinstance(value, Mapping):
+            changed: Any = copy.copy(value)
+            for key, item in value.items():
+                changed[key] = given(item)
+            return changed
+        if isinstance(value, (list, tuple)):
+            items = [given(item) for item in value]
+            make: Callable[[list[Any]], Any] = getattr(type(value), "_make", type(value))
+            return make(items)
+        return value
+
+    return given(outputs)
+
+
+def _generators_now() -> bytes:
+    now = Generators()
+    now.look()
+    return now.packed()
+
+
+def _modes(module: nn.Module) -> bytes:
+    return bytes(one.training for one in module.modules())
+
+
+def _set_modes(module: nn.Module, modes: bytes) -> None:
+    for one, is_training in zip(module.modules(), modes, strict=True):
+        one.training = bool(is_training)
+
+
+@contextlib.contextmanager
+def _with_buffers(module: nn.Module, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Other tensors stand where its buffers are; those themselves are not touched."""
+    names = {id(buffer): name for name, buffer in module.named_buffers()}
+    own = [(one._buffers, dict(one._buffers)) for one in module.modules()]
+    if set(names.values()) != set(values):
+        raise ValueError(f"its buffers are not those of the other rank: {sorted(set(names.values()) ^ set(values))}")
+    try:
+        for buffers, before in own:
+            for name, buffer in before.items():
+                if buffer is not None:
+                    buffers[name] = values[names[id(buffer)]]
+        yield
+    finally:
+        for buffers, before in own:
+            buffers.clear()
+            buffers.update(before)
+
+
+def _kind_of(module: nn.Module) -> str:
+    return next(module.parameters()).device.type
+
+
+def _autocast_now(kind: str) -> tuple[bool, str, bool]:
+    dtype = str(torch.get_autocast_dtype(kind)).removeprefix("torch.")
+    return torch.is_autocast_enabled(kind), dtype, torch.is_autocast_cache_enabled()

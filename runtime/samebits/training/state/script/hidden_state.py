@@ -1,0 +1,389 @@
+"""A look for hidden state: values outside the state that a later training step reads and that a recovery loses.
+
+``elastic.run`` calls the training function again after a loss, so a script recovers exactly only if everything that its
+next step depends on is in the state. During the first commits, and once behind the first epoch's end, the values that
+the function keeps elsewhere are fingerprinted; those that have changed are named with their lines. Nothing is called
+again, nothing is drawn or copied, and no reference outlives a look.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import time
+import types
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path as FilePath
+from typing import Any
+
+import torch
+from torch import nn
+
+from samebits.core.reports import OF_HIDDEN_STATE
+from samebits.service import log
+from samebits.training.group.calling_place import is_library
+from samebits.training.state.data.sampler import ElasticSampler
+from samebits.training.state.script.fingerprints import (
+    MISSING,
+    OPAQUE_ITERATORS,
+    attribute,
+    attributes_of,
+    fingerprint,
+    has_type,
+    scope_of,
+)
+from samebits.training.state.script.statements import Path
+from samebits.training.state.script.training_slice import Outside, Place, Script
+
+__all__ = ["MOST_S", "Finding", "HiddenStateLook", "epochs_of", "sentence_of"]
+
+MOST_S = 0.05
+"""CPU seconds of the calling thread for all looks in a job; what is not done by then is not looked at."""
+_MOST_S_AT_LENGTH = 5.0
+_FIRST, _LAST, _LAST_AT_LENGTH = 2, 4, 12  # commits
+_MOST_WATCHED = 200
+_MOST_FRAMES = 64
+_NAMED = 5
+_ATOMS = (int, float, bool, str, bytes, type(None))
+_WRAPPED = ("optimizer", "scheduler", "module", "_optimizer", "_forward_module")
+_KINDS = {"random": "random.Random", "numpy": "NumPy generator", "generator": "torch.Generator", "module": "module"}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A value that changed outside the state, and the line that changes it."""
+
+    name: str
+    kind: str
+    place: Place
+
+    def __str__(self) -> str:
+        kind = f", a {self.kind}" if self.kind else ""
+        return f"{self.name[:60]} ({FilePath(self.place.file).name}:{self.place.line}{kind})"
+
+
+def sentence_of(findings: Sequence[Finding]) -> str:
+    """The sentence that names them, in one printable line."""
+    names = [str(one) for one in findings[:_NAMED]]
+    more = len(findings) - _NAMED
+    names += [f"{more} more"] if more > 0 else []
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    it = "it" if len(findings) == 1 else "them"
+    text = (
+        f"{OF_HIDDEN_STATE}{listed} changed outside the state, and later steps read {it}: a recovery does not restore "
+        f"{it}, and may give other bits. Fix: keep {it} in TorchState(…)"
+    )
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
+@dataclass(frozen=True)
+class _Watched:
+    """A value by where it is found: in a frame of this code, or from an object on."""
+
+    owner: types.CodeType | weakref.ref[Any]
+    path: Path
+    read: Place
+    modulus: int | None = None
+    is_advanced: bool = False
+
+
+class HiddenStateLook:
+    """The looks of one process.
+
+    Attributes:
+        findings: all that were told.
+
+    Args:
+        function: the training function as the script has it.
+        state: what it commits.
+        tell: called with the findings, if there are any.
+        at_length: look at more commits, for longer, as where steps are taken twice.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        state: object,
+        tell: Callable[[list[Finding]], None],
+        at_length: bool = False,
+    ) -> None:
+        self._function = function
+        self._state = weakref.ref(state)
+        self._tell = tell
+        self._most_s = _MOST_S_AT_LENGTH if at_length else MOST_S
+        self._last = _LAST_AT_LENGTH if at_length else _LAST
+        self._commits = 0
+        self._epochs: tuple[int, ...] = ()
+        self._watched: list[_Watched] = []
+        self._prints: dict[_Watched, Any] = {}
+        self._moved: dict[_Watched, None] = {}
+        self._told: set[str] = set()
+        self._script: Script | None = None
+        self.findings: list[Finding] = []
+        self._began = 0.0
+        self.spent_s = 0.0
+
+    def committed(self, *, is_again: bool = False) -> bool:
+        """Look, if this commit is one to look at; return whether there is anything left to look at.
+
+        Args:
+            is_again: this is another pass of a step, so the function was called anew, and has new locals.
+        """
+        self._commits += not is_again
+        if self._commits < _FIRST:
+            return True
+        if not is_again and self._commits > self._last and self._epochs == epochs_of(self._state()):
+            return True
+        self._began = time.thread_time() - self.spent_s
+        try:
+            goes_on = self._begin_again() if is_again else self._look()
+        except Exception as error:
+            _not_done(error)
+            return False
+        self.spent_s = time.thread_time() - self._began
+        return goes_on and not self._is_late()
+
+    def _is_late(self) -> bool:
+        return time.thread_time() - self._began > self._most_s
+
+    def _look(self) -> bool:
+        frames = {one.f_code: one for one in _frames(self._function)}
+        state = self._state()
+        if not frames or state is None:
+            return False
+        handled = _Handled(state)
+        if self._commits == _FIRST:
+            self._watched = self._find(frames.values(), handled)[:_MOST_WATCHED]
+            self._prints = self._fingerprints(frames, handled)
+            self._epochs = epochs_of(state)
+            return bool(self._watched)
+        prints = self._fingerprints(frames, handled)
+        for one, before in self._prints.items():
+            if one in prints and prints[one] != before:
+                self._moved[one] = None
+        self._prints.update(prints)
+        if self._commits < self._last:
+            is_last = False
+        else:
+            is_last = not self._epochs or self._epochs != epochs_of(state)
+        if self._commits >= _LAST:
+            self._report(is_last)
+        return not is_last
+
+    def _begin_again(self) -> bool:
+        """Take the values as they stand as those to compare with: the call that is running has made some of them."""
+        frames = {one.f_code: one for one in _frames(self._function)}
+        state = self._state()
+        if not frames or state is None:
+            return False
+        self._prints |= self._fingerprints(frames, _Handled(state))
+        return True
+
+    def _find(self, frames: Iterable[types.FrameType], handled: _Handled) -> list[_Watched]:
+        self._script = script = Script(handled.is_state, handled.is_training, self._is_late)
+        found: list[_Watched] = []
+        for frame in frames:
+            scope = functools.partial(_of_frame, frame)
+            function = script.function(frame.f_code, dict(frame.f_locals), scope)
+            if function is None:
+                continue
+            function.slice(for_value=False, depth=0)
+            loops = function.loops_at(frame.f_lineno)
+            exposed: dict[Path, Place] = {}
+            for loop in loops:
+                exposed |= {
+                    path: place
+                    for path, place in function.exposed(loop.body, 0, loop).items()
+                    if path[0] not in function.code.co_varnames or not function.is_restored(path[0], loop.lineno)
+                }
+            if not loops:
+                own = function.code.co_varnames[function.code.co_argcount :]
+                whole = function.exposed(function.node.body, 0)
+                exposed = {path: place for path, place in whole.items() if path[0] not in own}
+            for path, place in exposed.items():
+                if function.is_memo(path):
+                    continue
+                watched = _Watched(frame.f_code, path, place, function.modulus(path), function.is_advanced(path))
+                found += self._expand(script, watched, frame, handled)
+            for one in function.called_outside(0):
+                found += self._expand(script, _Watched(one.owner, one.path, one.read), frame, handled)
+        script.forget_values()
+        return list(dict.fromkeys(found))
+
+    def _expand(
+        self, script: Script, watched: _Watched, frame: types.FrameType, handled: _Handled, depth: int = 0
+    ) -> Iterator[_Watched]:
+        value = self._value(watched, {frame.f_code: frame}, handled)
+        if value is MISSING or depth > 4:
+            return
+        parts: list[Outside] | None = script.expand(value, watched.read)
+        if parts is None:
+            yield watched
+            return
+        for one in parts:
+            yield from self._expand(script, _Watched(one.owner, one.path, one.read), frame, handled, depth + 1)
+
+    def _fingerprints(self, frames: dict[types.CodeType, types.FrameType], handled: _Handled) -> dict[_Watched, Any]:
+        found = {}
+        for one in self._watched:
+            if self._is_late():
+                break
+            value = self._value(one, frames, handled)
+            if value is MISSING:
+                continue
+            if type(value) is int and one.modulus:
+                value %= one.modulus
+            if type(value) in OPAQUE_ITERATORS and one.is_advanced:
+                value = self._commits
+            found[one] = fingerprint(value, handled.is_handled)
+        if sys.version_info < (3, 13):
+            for frame in frames.values():
+                if frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+                    frame.f_locals.clear()  # a copy that the frame would keep, with the batch in it
+        return found
+
+    def _value(self, one: _Watched, frames: dict[types.CodeType, types.FrameType], handled: _Handled) -> Any:
+        """What it names at this moment; ``MISSING`` for what is not there, or restored by the state."""
+        path = one.path
+        if isinstance(one.owner, types.CodeType):
+            frame = frames.get(one.owner)
+            value = MISSING if frame is None else _of_frame(frame, path[0])
+            path = path[1:]
+        else:
+            owner = one.owner()
+            value = MISSING if owner is None else owner
+            if type(owner) is types.FunctionType:
+                value, path = scope_of(owner)(path[0]), path[1:]
+        for name in path:
+            is_restored = handled.is_handled(value) and not has_type(value, nn.Module)  # of which only tensors are
+            if value is MISSING or handled.is_state(value) or is_restored:
+                return MISSING
+            if has_type(value, dict, torch.Tensor):
+                break  # an attribute or a method of it
+            inner = attribute(value, name)
+            value = value if type(inner) in (property, types.FunctionType, types.GetSetDescriptorType) else inner
+        if has_type(value, torch.utils.data.DataLoader):
+            return value  # what it loads may have state, though its position is restored
+        return MISSING if handled.is_state(value) or handled.is_handled(value) else value
+
+    def _report(self, is_last: bool) -> None:
+        findings: dict[str, Finding] = {}
+        assert self._script is not None
+        for one in self._moved:
+            finding = self._finding(one)
+            if finding.name not in self._told:
+                findings.setdefault(finding.name, finding)
+        self._moved.clear()
+        self._told |= findings.keys()
+        self.findings += findings.values()
+        if is_last:
+            self._script = None
+        if findings:
+            self._tell(list(findings.values()))
+
+    def _finding(self, one: _Watched) -> Finding:
+        assert self._script is not None
+        kind = _KINDS.get(self._prints[one][0], "") if type(self._prints[one]) is tuple else ""
+        beside = one.owner if isinstance(one.owner, types.CodeType) else None
+        name = ".".join(one.path)
+        if beside is None:
+            owner = one.owner()  # type: ignore[operator]
+            if type(owner) is types.FunctionType:
+                beside = owner.__code__
+            elif owner is not None:
+                name = f"{type(owner).__name__}.{name}"
+        return Finding(name, kind, self._script.changing_line(one.path, beside) or one.read)
+
+
+class _Handled:
+    """What the state restores, by identity, at this moment."""
+
+    def __init__(self, state: Any) -> None:
+        self._state = id(state)
+        self._objects: set[int] = set()
+        for handler in attributes_of(state).get("handlers", {}).values():
+            value = handler.value
+            if type(value) in _ATOMS:
+                continue
+            self._objects.add(id(value))
+            if has_type(value, nn.Module):
+                self._objects |= {id(one) for one in value.modules()}
+                self._objects |= {id(one) for one in (*value.parameters(), *value.buffers())}
+
+    def is_state(self, value: object) -> bool:
+        return id(value) == self._state
+
+    def is_handled(self, value: object) -> bool:
+        """Whether a recovery restores it, so that no change of it is hidden."""
+        if type(value) in _ATOMS or value is MISSING:
+            return False
+        if id(value) in self._objects:
+            return True
+        own = attributes_of(value)
+        if has_type(value, torch.utils.data.DataLoader, torch.utils.data.Sampler):
+            return any(one in own and self.is_handled(own[one]) for one in ("sampler", "batch_sampler"))
+        if has_type(value, nn.Module):
+            return any(id(one) in self._objects for one in _first_tensors(own))
+        return any(name in own and self.is_handled(own[name]) for name in _WRAPPED) and is_wrapper(value)
+
+    def is_training(self, value: object) -> bool:
+        """Whether a change of it changes training."""
+        if type(value) in _ATOMS or value is MISSING:
+            return False
+        kinds = torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler
+        return self.is_handled(value) or has_type(value, *kinds)
+
+
+def is_wrapper(value: object) -> bool:
+    """Whether a library's object is a thin cover of another, as Accelerate's optimizers are."""
+    is_torch = type(value).__module__.startswith("torch.")
+    return is_library(getattr(sys.modules.get(type(value).__module__), "__file__", None) or "") and not is_torch
+
+
+def _first_tensors(own: Any) -> Iterator[Any]:
+    """Parameters and buffers of the first modules inside that have any."""
+    waiting = [own]
+    for _ in range(64):
+        if not waiting:
+            return
+        one = waiting.pop()
+        yield from one.get("_parameters", {}).values()
+        yield from one.get("_buffers", {}).values()
+        waiting += [attributes_of(inner) for inner in one.get("_modules", {}).values() if inner is not None]
+
+
+def epochs_of(state: Any) -> tuple[int, ...]:
+    """The epochs of the state's samplers; without a sampler, its own value of that name."""
+    own = attributes_of(state)
+    found = tuple(one.epoch for one in own.get("_samplers", ()) if has_type(one, ElasticSampler))
+    return found or ((own["epoch"],) if type(own.get("epoch")) is int else ())
+
+
+def _frames(function: Callable[..., Any]) -> list[types.FrameType]:
+    """The user's frames from the commit out to the training function; none if it is not on the stack."""
+    code = getattr(function, "__code__", None)
+    found: list[types.FrameType] = []
+    frame: types.FrameType | None = sys._getframe(1)
+    for _ in range(_MOST_FRAMES):
+        if frame is None:
+            return []
+        if not is_library(frame.f_code.co_filename):
+            found.append(frame)
+        if frame.f_code is code:
+            return found
+        frame = frame.f_back
+    return []
+
+
+def _of_frame(frame: types.FrameType, name: str) -> Any:
+    for names in (frame.f_locals, frame.f_globals):
+        if name in names:
+            return names[name]
+    return MISSING
+
+
+def _not_done(error: Exception) -> None:
+    log.LOGGER.debug("the look for hidden state was not done: %s: %s", type(error).__name__, error)

@@ -1,0 +1,311 @@
+"""Habits of a training loop that give other bits after a loss, reported in a sentence while the loop still runs.
+
+The looks are at the script's own code, in the frame that calls ``commit()``, during the first steps: at a batch that
+was taken before the commit that it follows, at a loop that commits the number of the step it has just taken, at what
+it changes behind its commit, at data whose position the state does not know, at gradients that are never
+cleared, and at counters outside the state.
+Nothing is refused here: each of these loops is right as long as no rank is lost.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import linecache
+import sys
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from samebits.service import log
+from samebits.training.group.calling_place import calling_place, is_library
+from samebits.training.state.data.sampler import ElasticSampler
+from samebits.training.state.script.after_commit import change_behind_commit, loop_around
+
+__all__ = ["LoopHabits", "OutsideCounters", "last_batch"]
+
+_LOOKED_AT = 4  # commits: what a loop does, it does in its first steps
+_SKIPS = frozenset({"islice", "manual_seed", "set_epoch"})  # with which a script finds its place by the step
+_DATA_AT = 3  # the commit at which a position that is kept has moved
+_CLEARING = ("zero_grad", "grad")
+_LOADS = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
+
+
+class LastBatch:
+    """The training batch that a ``DataLoader`` of this process has given last, while somebody looks.
+
+    A batch that is taken under ``no_grad`` is an evaluation's.
+
+    Attributes:
+        sampler: of its loader, usually a BatchSampler; None for an iterable data set, and before the first.
+        place: the line of the script that took it.
+    """
+
+    def __init__(self) -> None:
+        self.is_looked_at = False
+        self.sampler: object = None
+        self.place = ""
+
+    def look(self, *, at_it: bool) -> None:
+        """Begin to look, or end that."""
+        self.is_looked_at, self.sampler, self.place = at_it, None, ""
+
+    def taken(self, sampler: object) -> None:
+        """A batch was given."""
+        if self.is_looked_at and torch.is_grad_enabled():
+            self.sampler, self.place = sampler, calling_place()
+
+
+last_batch = LastBatch()
+
+
+class LoopHabits:
+    """A look at the first commits of a process.
+
+    Args:
+        modules: of the state, whose forward passes show which batch a step uses.
+        counters: the names of the state's plain values.
+        values: what the state holds, by name, as it is at this moment.
+        has_position: whether a sampler of the state has been told of samples.
+        has_left_gradients: whether a step used gradient tensors that stood at the last commit; None if nothing is
+            known yet.
+    """
+
+    def __init__(
+        self,
+        modules: Collection[nn.Module],
+        counters: Collection[str],
+        values: Callable[[], Mapping[str, Any]],
+        *,
+        has_position: Callable[[], bool],
+        has_left_gradients: Callable[[], bool | None],
+    ) -> None:
+        self._counters = counters
+        self._values = values
+        self._has_position = has_position
+        self._has_left_gradients = has_left_gradients
+        self._knows_gradients = False
+        self._commits = 0
+        self._counted: Mapping[str, int] = {}  # the state's own whole numbers, at the first commit
+        self._used: list[weakref.ref[torch.Tensor]] = []
+        self._used_before: list[weakref.ref[torch.Tensor]] = []
+        self._at_commit: list[weakref.ref[torch.Tensor]] = []
+        self._hooks = [one.register_forward_pre_hook(self._forward, with_kwargs=True) for one in modules]
+
+    def committed(self, state: object, frame: FrameType) -> None:
+        """The state's ``commit()`` was called from here."""
+        self._look_at_gradients(frame)
+        if self._commits >= _LOOKED_AT:
+            return
+        self._commits += 1
+        if self._commits == 1:
+            last_batch.look(at_it=True)
+            self._counted = self._whole_numbers(state)
+            self._look_behind(state, frame)
+        if self._commits == _DATA_AT:
+            self._look_at_data(state, frame)
+        if self._commits == 1 and not self._has_position():
+            self._look_at_loop(frame)
+        self._used, self._used_before = [], self._used
+        self._at_commit = [weakref.ref(one) for value in frame.f_locals.values() for one in _tensors(value)]
+        if self._commits == _LOOKED_AT:
+            self._end()
+
+    def _end(self) -> None:
+        last_batch.look(at_it=False)
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._at_commit, self._used, self._used_before = [], [], [], []
+
+    def _forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._commits >= _LOOKED_AT:
+            return  # the hooks of a commit come back with it
+        for given in _tensors([*args, *kwargs.values()]):
+            if _is_among(given, self._at_commit) and not _is_among(given, self._used_before):
+                log.warn(
+                    f"{calling_place()}: this batch was taken before the last commit, for the step after it: a loss "
+                    "takes it along, and the step that is done again has another one. Fix: take each batch in the step "
+                    "that uses it"
+                )
+                self._commits = _LOOKED_AT
+                self._end()
+                return
+            self._used.append(weakref.ref(given))
+
+    def _look_at_gradients(self, frame: FrameType) -> None:
+        """Report once, as soon as two commits can be compared, that a step's gradients are added to the last one's."""
+        if self._knows_gradients or (has_left := self._has_left_gradients()) is None:
+            return
+        self._knows_gradients = True
+        if has_left and not _may_clear_gradients(frame):
+            log.warn(
+                f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: no line of this script clears the gradients, "
+                "so each backward() adds to those of the steps before, which a commit does not keep: what follows a "
+                "loss has other bits. Fix: call optimizer.zero_grad() in each step, before backward()"
+            )
+
+    def _look_behind(self, state: object, frame: FrameType) -> None:
+        change = change_behind_commit(frame, state, self._values())
+        if change is not None:
+            line, text = change
+            log.warn(
+                f"{Path(frame.f_code.co_filename).name}:{line}: {text} comes behind the commit of line "
+                f"{frame.f_lineno}, in the same loop: a recovery at that commit does not do it again, and what follows "
+                "may have other bits than a run without a loss. Fix: do it before state.commit()"
+            )
+
+    def _whole_numbers(self, state: object) -> Mapping[str, int]:
+        values = {name: getattr(state, name) for name in self._counters}
+        return {name: value for name, value in values.items() if type(value) is int}
+
+    def _look_at_data(self, state: object, frame: FrameType) -> None:
+        """Report a loader whose position does not go back with the state, unless the script keeps one itself."""
+        own, place = _samplers_in(last_batch.sampler), last_batch.place
+        held = [one for one in self._values().values() if not isinstance(one, (nn.Module, torch.optim.Optimizer))]
+        elastic = next((one for one in own if isinstance(one, ElasticSampler)), None)
+        if not own or self._whole_numbers(state) != self._counted or self._keeps_place(frame, held):
+            return
+        if elastic is None:
+            kind = type(own[-1]).__name__
+            log.warn(
+                f"{place}: the batches of this loop come from a {kind}, whose position is not part of the state: after "
+                "a loss the epoch begins again, in another order. Fix: DataLoader(…, sampler=sampler) with "
+                "sampler = samebits.ElasticSampler(data, shuffle=True, seed=1), TorchState(…, sampler=sampler), and "
+                "sampler.record_batch(batch, batch_size) before state.commit()"
+            )
+        elif not any(elastic is one for one in held):
+            log.warn(
+                f"{place}: the sampler of this loader is not part of the state: after a loss the epoch begins again. "
+                "Fix: TorchState(…, sampler=sampler)"
+            )
+        elif not elastic.was_told:
+            log.warn(
+                f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: the sampler is not told which samples are "
+                "done: after a loss the epoch begins again. Fix: call sampler.record_batch(batch, batch_size) before "
+                "this commit, with the loader's own batch_size"
+            )
+
+    @staticmethod
+    def _keeps_place(frame: FrameType, held: Collection[object]) -> bool:
+        """Return whether the script may know its place in the data by itself, from the step or the loader's state."""
+        names = frame.f_code.co_names
+        skips = "completed_steps" in names and not _SKIPS.isdisjoint(names)
+        return skips or any(hasattr(one, "dataset") and not isinstance(one, ElasticSampler) for one in held)
+
+    def _look_at_loop(self, frame: FrameType) -> None:
+        name = _counted_by_loop(frame)
+        if name in self._counters:
+            log.warn(
+                f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: state.{name} is the loop's own variable, so "
+                "this commit says the number of the step that is done, and that one is taken again after a loss. Fix: "
+                f"loop with `while state.{name} < n:` and add 1 to state.{name} before state.commit()"
+            )
+
+
+def _may_clear_gradients(frame: FrameType) -> bool:
+    """Return whether the script, or a module of its own that it names, uses ``zero_grad`` or ``grad`` of anything."""
+    named = (getattr(one, "__module__", getattr(one, "__name__", None)) for one in frame.f_globals.values())
+    modules = (sys.modules.get(one) for one in {name for name in named if isinstance(name, str)})
+    files = {frame.f_code.co_filename, *(file for one in modules if (file := getattr(one, "__file__", None)))}
+    return any(_uses_gradients("".join(linecache.getlines(file))) for file in files if not is_library(file))
+
+
+def _uses_gradients(source: str) -> bool:
+    try:
+        tree = ast.parse(source)
+    except SyntaxError:  # not all of it is Python, as in a notebook: nothing is known
+        return True
+    is_empty = not tree.body
+    return is_empty or any(isinstance(one, ast.Attribute) and one.attr in _CLEARING for one in ast.walk(tree))
+
+
+class OutsideCounters:
+    """Numbers that a training function changes, and that are no part of its state: they do not go back with it.
+
+    Args:
+        function: the training function as the script has it.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._function = function
+        self._first: dict[str, float] | None = None
+
+    def begin(self) -> None:
+        """The function is about to be called, for the first time or anew."""
+        code = getattr(self._function, "__code__", None)
+        if code is None:
+            return
+        now = dict(self._numbers(code))
+        if self._first is None:
+            self._first = now
+            return
+        for name, value in now.items():
+            first = self._first.get(name, value)
+            if value != first:
+                log.warn(
+                    f"{Path(code.co_filename).name}:{code.co_firstlineno}: {name} was {first} when training began in "
+                    f"this process and is {value} as it begins anew: a variable outside the state does not go back. "
+                    f"Fix: make it the state's, TorchState(…, {name}={first})"
+                )
+                self._first[name] = value
+
+    def _numbers(self, code: CodeType) -> Iterator[tuple[str, float]]:
+        cells = zip(code.co_freevars, self._function.__closure__ or (), strict=True)
+        values = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+        stored = {one.argval for one in _instructions(code) if one.opname in ("STORE_GLOBAL", "STORE_DEREF")}
+        values |= {name: self._function.__globals__[name] for name in stored & self._function.__globals__.keys()}
+        for name, value in values.items():
+            if name in stored and type(value) in (int, float):
+                yield name, value
+
+
+def _samplers_in(sampler: object) -> list[object]:
+    """Return a batch sampler and what it draws from, outermost first; empty for none."""
+    found: list[object] = []
+    while sampler is not None and not any(sampler is one for one in found):
+        found.append(sampler)
+        sampler = getattr(sampler, "sampler", None)
+    return found
+
+
+def _counted_by_loop(frame: FrameType) -> str | None:
+    """``x`` where the innermost loop around this instruction is ``for state.x in …``."""
+    instructions, begins, _ = loop_around(frame)
+    for number, one in enumerate(instructions):
+        if one.offset == begins and one.opname == "FOR_ITER":
+            load, store = instructions[number + 1 : number + 3]
+            return store.argval if load.opname in _LOADS and store.opname == "STORE_ATTR" else None
+    return None
+
+
+def _instructions(code: CodeType) -> Iterator[dis.Instruction]:
+    yield from dis.get_instructions(code)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _instructions(constant)
+
+
+def _tensors(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif type(value) in (list, tuple):
+        yield from (one for one in value[:8] if isinstance(one, torch.Tensor))
+    elif type(value) is dict:
+        yield from (one for one in list(value.values())[:8] if isinstance(one, torch.Tensor))
+
+
+def _is_among(tensor: torch.Tensor, references: list[weakref.ref[torch.Tensor]]) -> bool:
+    return any(one() is tensor for one in references)
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018 - an empty one raises
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,432 @@
+"""The statements of a user's function: what each reads, writes, changes and calls, and whether it changes training.
+
+Read from the source of the function that is asked for, never from its whole file. Names are looked up in the values
+that exist at this moment, so that ``model(x)`` is known to be a module's call; nothing of the script is executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from samebits.training.group.calling_place import is_library
+from samebits.training.state.script.fingerprints import (
+    MISSING,
+    attribute,
+    attributes_of,
+    has_type,
+    is_users_object,
+    modules_of,
+    plain_function,
+)
+
+__all__ = [
+    "Call",
+    "Path",
+    "Statements",
+    "Step",
+    "TrainingTest",
+    "arguments_of",
+    "heads_of",
+    "path_of",
+    "summands_of",
+]
+
+Path = tuple[str, ...]
+"""``("cfg", "seen")`` for ``cfg.seen``."""
+TrainingTest = Callable[[object], bool]
+
+_LONGEST_PATH = 4
+_SILENT = frozenset({"print", "logging", "logger", "log", "tqdm", "wandb", "writer", "time", "warnings", "pbar"})
+_CHANGES_TRAINING = frozenset(
+    {
+        *("step", "load_state_dict", "set_epoch", "record_batch", "record_indices", "add_param_group", "zero_grad"),
+        *("requires_grad_", "update_parameters", "unscale_", "append", "extend", "add", "clear", "pop"),
+    }
+)
+_MUTATORS = frozenset(
+    {"append", "appendleft", "extend", "insert", "pop", "popleft", "update", "add", "remove", "clear"}
+)
+_PARAMETERS = frozenset({"parameters", "named_parameters", "param_groups"})
+
+
+@dataclass
+class Call:
+    """A call of one of the user's functions, with what it is given."""
+
+    function: types.FunctionType
+    given: dict[str, Any]  # by parameter: a path of the caller, the names its expression reads, or an object
+    values: dict[str, Any]
+
+
+@dataclass
+class Step:
+    """One statement, or the condition of one that has statements inside."""
+
+    line: int
+    guards: tuple[Step, ...]
+    loops: tuple[Step, ...]
+    reads: set[Path] = field(default_factory=set)
+    writes: set[Path] = field(default_factory=set)
+    changes: set[Path] = field(default_factory=set)  # in place
+    drawn: set[Path] = field(default_factory=set)  # a method is called, as a generator's
+    calls: list[Call] = field(default_factory=list)
+    is_sink: bool = False
+    is_jump: bool = False
+    is_return: bool = False
+    mentions: str = ""  # its source, of an assignment
+    memos: set[Path] = field(default_factory=set)  # of a condition ``key not in memo``
+    by_value: bool = False  # part of the slice: its value is used
+    by_effect: bool = False  # part of the slice: a function that it calls changes training
+
+    @property
+    def is_relevant(self) -> bool:
+        """Whether it is part of the slice."""
+        return self.by_value or self.by_effect
+
+
+class Statements:
+    """The statements of one function, in their order, those inside others behind them.
+
+    Args:
+        values: of its parameters or locals, as far as they are known.
+        scope: looks up every other name.
+        is_state, is_training: as for ``training_slice.Script``.
+    """
+
+    def __init__(
+        self,
+        code: types.CodeType,
+        node: Any,
+        values: Mapping[str, Any],
+        scope: Callable[[str], Any],
+        *,
+        is_state: TrainingTest,
+        is_training: TrainingTest,
+    ) -> None:
+        self.code = code
+        self.node = node
+        self._is_state = is_state
+        self._is_training = is_training
+        self._values = values
+        self._scope = scope
+        self.steps: list[Step] = []
+        self._of: dict[ast.AST, Step] = {}
+        self._aliases: set[str] = set()  # of parameters and their groups
+        self._sources: dict[str, Path] = {}  # by loop variable: what it is taken from
+        self._body(node.body, (), ())
+
+    def forget_values(self) -> None:
+        """Keep no reference to anything of the script's; lines and names stay."""
+        self._values, self._scope = {}, lambda name: MISSING
+        for step in self.steps:
+            step.calls.clear()
+
+    # ---- statements
+
+    def _body(self, body: Iterable[ast.stmt], guards: tuple[Step, ...], loops: tuple[Step, ...]) -> None:
+        for node in body:
+            step = self._of[node] = Step(node.lineno, guards, loops)
+            self.steps.append(step)
+            self._statement(node, step)
+            inner = (*guards, step)
+            if isinstance(node, ast.If):
+                self._body(node.body, inner, loops)
+                self._body(node.orelse, inner, loops)
+            elif isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+                self._body(node.body, inner, (*loops, step))
+                self._body(node.orelse, guards, loops)
+            elif isinstance(node, (ast.With, ast.AsyncWith)):
+                self._body(node.body, guards, loops)
+            elif isinstance(node, (ast.Try, ast.TryStar)):
+                self._body(node.body, guards, loops)
+                for handler in node.handlers:
+                    self._body(handler.body, guards, loops)
+                self._body(node.orelse, guards, loops)
+                self._body(node.finalbody, guards, loops)
+            elif isinstance(node, ast.Match):
+                for case in node.cases:
+                    self._body(case.body, inner, loops)
+
+    def _statement(self, node: ast.stmt, step: Step) -> None:
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                self._read(value, step)
+                for target in targets:
+                    self._write(target, value, step)
+                step.mentions = ast.unparse(value)
+            case ast.AnnAssign(target=target, value=value) if value is not None:
+                self._read(value, step)
+                self._write(target, value, step)
+                step.mentions = ast.unparse(value)
+            case ast.AugAssign(target=target, value=value):
+                self._read(value, step)
+                self._read(target, step)
+                self._write(target, value, step)
+            case ast.For(target=target, iter=value) | ast.AsyncFor(target=target, iter=value):
+                self._read(value, step)
+                self._write(target, value, step)
+                self._alias(target, value)
+                step.changes |= {path for path in [path_of(value)] if path}
+            case ast.While(test=test) | ast.If(test=test):
+                self._read(test, step)
+                if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.NotIn):
+                    step.memos |= {path for path in [path_of(test.comparators[0])] if path}
+            case ast.With(items=items) | ast.AsyncWith(items=items):
+                for item in items:
+                    self._read(item.context_expr, step)
+                    if item.optional_vars is not None:
+                        self._write(item.optional_vars, item.context_expr, step)
+            case ast.Match(subject=subject):
+                self._read(subject, step)
+            case ast.Expr(value=value):
+                self._read(value, step)
+                if isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
+                    receiver = root_of(value.func.value)
+                    if receiver is not None and receiver in step.drawn:
+                        self._change(receiver, step)
+                step.is_return |= isinstance(value, (ast.Yield, ast.YieldFrom))
+            case ast.Return(value=value):
+                if value is not None:
+                    self._read(value, step)
+                step.is_return = step.is_jump = True
+            case ast.Break() | ast.Continue() | ast.Raise():
+                step.is_jump = True
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                step.writes.add((name,))
+            case _:
+                pass
+
+    def _write(self, target: ast.expr, value: ast.expr, step: Step) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            for one in target.elts:
+                self._write(one, value, step)
+        elif isinstance(target, ast.Starred):
+            self._write(target.value, value, step)
+        elif isinstance(target, ast.Subscript):
+            self._read(target.slice, step)
+            path = path_of(target.value) or root_of(target.value)
+            if path:
+                self._change(path, step)
+                step.is_sink |= self._is_trained(path)
+        elif path := path_of(target):
+            step.writes.add(path)
+            if len(path) > 1:
+                owner = self.value(path[:1])
+                is_ours = self._is_state(owner) and path[1] in attributes_of(owner).get("handlers", {})
+                step.is_sink |= is_ours or (not self._is_state(owner) and self._is_trained(path[:-1]))
+        elif isinstance(target, ast.Attribute):
+            root = root_of(target.value)
+            if root:
+                self._change(root, step)
+                step.is_sink |= self._is_trained(root)
+
+    def _change(self, path: Path, step: Step) -> None:
+        step.changes.add(path)
+        if path[0] in self._sources:
+            step.changes.add(self._sources[path[0]])
+
+    def _alias(self, target: ast.expr, value: ast.expr) -> None:
+        """Note which loop variables are parameters or their groups."""
+        if isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and isinstance(target, ast.Tuple):
+            if value.func.id == "zip" and len(target.elts) == len(value.args):
+                for one, given in zip(target.elts, value.args, strict=True):
+                    self._alias(one, given)
+                return
+            if value.func.id == "enumerate" and len(target.elts) == 2 and value.args:
+                self._alias(target.elts[1], value.args[0])
+                return
+        source = path_of(value) or root_of(value)
+        if source is not None:
+            self._sources |= {one.id: source for one in ast.walk(target) if isinstance(one, ast.Name)}
+        for inner in ast.walk(value):
+            name = inner.id if isinstance(inner, ast.Name) else ""
+            path = path_of(inner.value) if isinstance(inner, ast.Attribute) and inner.attr in _PARAMETERS else None
+            if name in self._aliases or (path and self._is_training(self.value(path))):
+                self._aliases |= {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
+
+    # ---- expressions
+
+    def _read(self, node: ast.AST, step: Step, hidden: frozenset[str] = frozenset()) -> None:
+        if isinstance(node, (ast.Name, ast.Attribute)) and (path := path_of(node)):
+            if path[0] not in hidden:
+                step.reads.add(path[:_LONGEST_PATH])
+        elif isinstance(node, ast.Call):
+            self._call(node, step, hidden)
+        elif isinstance(node, (ast.ListComp, ast.SetComp, ast.GeneratorExp, ast.DictComp)):
+            names = {one.id for part in node.generators for one in ast.walk(part.target) if isinstance(one, ast.Name)}
+            for child in ast.iter_child_nodes(node):
+                self._read(child, step, hidden | names)
+        elif isinstance(node, ast.comprehension):
+            for child in (node.iter, *node.ifs):
+                self._read(child, step, hidden)
+        elif isinstance(node, ast.Lambda):
+            names = {one.arg for one in arguments_of(node.args)}
+            self._read(node.body, step, hidden | names)
+        elif isinstance(node, ast.NamedExpr):
+            self._read(node.value, step, hidden)
+            step.writes.add((node.target.id,))
+        elif not isinstance(node, ast.JoinedStr):
+            for child in ast.iter_child_nodes(node):
+                self._read(child, step, hidden)
+
+    def _call(self, node: ast.Call, step: Step, hidden: frozenset[str]) -> None:
+        path = path_of(node.func)
+        arguments = [*node.args, *(one.value for one in node.keywords)]
+        name = path[-1] if path else node.func.attr if isinstance(node.func, ast.Attribute) else ""
+        if path and (path[0] in _SILENT or (name in ("tell", "report", "commit") and self._is_state_path(path))):
+            return
+        if path and path[0] not in hidden and self._calls_users(node, path, step, hidden):
+            return
+        for one in arguments:
+            self._read(one, step, hidden)
+        receiver = path[:-1] if path else ()
+        if not path and isinstance(node.func, ast.Attribute):
+            self._read(node.func.value, step, hidden)
+            receiver = root_of(node.func.value) or ()
+            step.drawn |= {receiver} if receiver else set()
+        elif not path:
+            self._read(node.func, step, hidden)
+        elif receiver and not has_type(self.value(receiver), types.ModuleType) and receiver[0] not in hidden:
+            step.reads.add(receiver[:_LONGEST_PATH])
+            step.drawn.add(receiver)
+        elif len(path) == 1 and path[0] not in hidden and self.value(path) is not MISSING:
+            step.reads.add(path)
+        if receiver and receiver[0] not in hidden and (name in _MUTATORS or _is_in_place(name)):
+            self._change(receiver, step)
+        if name == "next" and node.args and (given := path_of(node.args[0])):
+            step.changes.add(given)
+        step.is_sink |= self._changes_training(name, receiver, node)
+
+    def _changes_training(self, name: str, receiver: Path, node: ast.Call) -> bool:
+        if name == "backward" and isinstance(node.func, ast.Attribute):
+            return True
+        in_place = _is_in_place(name)
+        if receiver and (in_place or name in _CHANGES_TRAINING) and self._is_trained(receiver):
+            return not self._is_state_path(receiver) or len(receiver) > 1
+        is_function = not receiver or has_type(self.value(receiver), types.ModuleType)
+        if name == "step" or (in_place and is_function and isinstance(node.func, (ast.Name, ast.Attribute))):
+            paths = (path_of(one) or root_of(one) for one in node.args)
+            return any(self._is_trained(path) for path in paths if path is not None)
+        return False
+
+    def _calls_users(self, node: ast.Call, path: Path, step: Step, hidden: frozenset[str]) -> bool:
+        """Note a call of the user's own function, method or object; return whether it was one."""
+        value = self.value(path)
+        owner = self.value(path[:-1]) if len(path) > 1 else MISSING
+        function = plain_function(value)
+        bound: Any = None
+        if function is None and is_users_object(value) and not has_type(value, nn.Module):
+            function, bound = plain_function(attribute(value, "__call__")), path
+        elif has_type(value, nn.Module):
+            step.reads.add(path[:_LONGEST_PATH])
+            for one in modules_of(value):
+                forward = plain_function(attribute(one, "forward"))
+                if forward is not None and not is_library(forward.__code__.co_filename):
+                    first = next(iter(forward.__code__.co_varnames), "self")
+                    step.calls.append(Call(forward, {first: one}, {first: one}))
+            for child in (*node.args, *(one.value for one in node.keywords)):
+                self._read(child, step, hidden)
+            return True
+        elif function is not None and len(path) > 1 and path[-1] not in attributes_of(owner):
+            is_plain = type(value) is staticmethod or has_type(owner, type, types.ModuleType)
+            bound = None if is_plain else path[:-1]
+        if function is None or is_library(function.__code__.co_filename):
+            return False
+        names = list(function.__code__.co_varnames[: function.__code__.co_argcount])
+        given: dict[str, Any] = {}
+        values: dict[str, Any] = {}
+        if bound is not None and names:
+            first = names.pop(0)
+            given[first], values[first] = bound[:_LONGEST_PATH], self.value(bound)
+        pairs = [*zip(names, node.args, strict=False), *((one.arg or "", one.value) for one in node.keywords)]
+        for name, one in pairs:
+            argument = path_of(one)
+            if argument and argument[0] not in hidden:
+                given[name], values[name] = argument, self.value(argument)
+            else:
+                inner = Step(step.line, (), ())
+                self._read(one, inner, hidden)
+                given[name] = inner.reads
+                step.calls += inner.calls
+                step.changes |= inner.changes
+        call = Call(function, given, {name: one for name, one in values.items() if one is not MISSING})
+        step.calls.append(call)
+        return True
+
+    # ---- values
+
+    def value(self, path: Path) -> Any:
+        """What the path names at this moment, or ``MISSING``."""
+        found = self._values.get(path[0], MISSING)
+        if found is MISSING and path[0] not in self.code.co_varnames:
+            found = self._scope(path[0])
+        for name in path[1:]:
+            if found is MISSING:
+                return MISSING
+            found = attribute(found, name)
+        return found
+
+    def _is_state_path(self, path: Path) -> bool:
+        return self._is_state(self.value(path[:1]))
+
+    def _is_trained(self, path: Path) -> bool:
+        if path[0] in self._aliases:
+            return True
+        return any(
+            (value := self.value(path[:size])) is not MISSING and self._is_training(value)
+            for size in range(1, len(path) + 1)
+        )
+
+
+# ---- syntax
+
+
+def path_of(node: ast.AST | None) -> Path | None:
+    """``a.b.c`` as its names; None for any other expression."""
+    names: list[str] = []
+    while isinstance(node, ast.Attribute):
+        names.append(node.attr)
+        node = node.value
+    return (node.id, *reversed(names)) if isinstance(node, ast.Name) else None
+
+
+def root_of(node: ast.AST | None) -> Path | None:
+    """The longest path with which an expression such as ``a.b[0].c()`` begins."""
+    while node is not None:
+        if path := path_of(node):
+            return path
+        if isinstance(node, (ast.Attribute, ast.Subscript)):
+            node = node.value
+        elif isinstance(node, ast.Call):
+            node = node.func.value if isinstance(node.func, ast.Attribute) else None
+        else:
+            return None
+    return None
+
+
+def arguments_of(given: ast.arguments) -> list[ast.arg]:
+    """Return all parameters of a function."""
+    more = [one for one in (given.vararg, given.kwarg) if one is not None]
+    return [*given.posonlyargs, *given.args, *given.kwonlyargs, *more]
+
+
+def heads_of(node: ast.AST) -> list[ast.AST]:
+    """The parts of a statement without the statements inside."""
+    return [one for one in ast.iter_child_nodes(node) if not isinstance(one, (ast.stmt, ast.excepthandler))]
+
+
+def summands_of(node: ast.expr) -> list[ast.expr]:
+    """Return ``a``, ``b`` and ``c`` of ``a + b + c``; of anything else, itself."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return [*summands_of(node.left), node.right]
+    return [node]
+
+
+def _is_in_place(name: str) -> bool:
+    return name.endswith("_") and not name.endswith("__")

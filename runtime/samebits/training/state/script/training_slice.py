@@ -1,0 +1,441 @@
+"""The part of a script's functions that the next training step depends on, found in their source.
+
+A backward slice: it begins where training is changed (``backward()``, ``optimizer.step()``, ``state.x = …``, a write to
+a learning rate or to a parameter) and follows assignments, conditions and calls of the user's own functions back to the
+names that are read. What only reaches a print, a logger or a timer is never part of it. Objects are asked only for what
+``fingerprints.attribute`` reads, so nothing of the script is executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import math
+import types
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from samebits.training.group.calling_place import is_library
+from samebits.training.state.script.fingerprints import (
+    attribute,
+    attributes_of,
+    can_be_referred_to,
+    has_type,
+    is_library_type,
+    is_users_object,
+    plain_function,
+    scope_of,
+)
+from samebits.training.state.script.statements import (
+    Call,
+    Path,
+    Statements,
+    Step,
+    TrainingTest,
+    arguments_of,
+    heads_of,
+    path_of,
+    summands_of,
+)
+
+__all__ = ["Outside", "Place", "Script", "is_prefix"]
+
+_LONGEST_PATH = 4
+_MOST_FUNCTIONS = 80
+_MOST_DEPTH = 6
+_FRESH = ("zeros_like", "ones_like", "empty_like", "full_like", "rand_like", "randn_like", "deepcopy", "copy", "clone")
+_ITERABLE = ("__getitem__", "__getitems__", "__iter__", "__next__", "__call__", "__len__", "forward")
+"""The methods that a library calls of an object that is given to it as data."""
+
+
+def is_prefix(short: Path, long: Path) -> bool:
+    """Whether ``long`` is ``short`` or an attribute of it."""
+    return long[: len(short)] == short
+
+
+def _touch(one: Path, other: Path) -> bool:
+    return is_prefix(one, other) or is_prefix(other, one)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A line of a file."""
+
+    file: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Outside:
+    """A value that lives longer than a call, by the object where its path begins, and the line that reads it."""
+
+    owner: weakref.ref[Any]  # a function, whose cells and globals are meant, or an object
+    path: Path
+    read: Place
+
+
+@dataclass
+class _Summary:
+    """What a call of a function needs of its parameters and of the world outside, and whether it changes training."""
+
+    needs: dict[str, dict[Path, Place]] = field(default_factory=dict)  # by parameter: the rest of the path
+    outside: list[Outside] = field(default_factory=list)
+    has_effect: bool = False
+
+
+class Script:
+    """The user's functions, as far as they were read.
+
+    Args:
+        is_state: whether an object is the state.
+        is_training: whether an object is trained with, or restored, by the state.
+        is_late: whether to stop reading; what is not read is not reported.
+    """
+
+    def __init__(self, is_state: TrainingTest, is_training: TrainingTest, is_late: Callable[[], bool]) -> None:
+        self.is_state = is_state
+        self.is_training = is_training
+        self.is_late = is_late
+        self.read: dict[types.CodeType, Function] = {}
+        self._summaries: dict[tuple[types.CodeType, bool, int], _Summary] = {}
+
+    def function(self, code: types.CodeType, values: Mapping[str, Any], scope: Callable[[str], Any]) -> Function | None:
+        """Read one, or return None if its source is not to be had.
+
+        Args:
+            values: of its parameters or locals, as far as they are known.
+            scope: looks up every other name.
+        """
+        if self.is_late() or len(self.read) >= _MOST_FUNCTIONS or is_library(code.co_filename):
+            return None
+        node = _source_of(code)
+        if node is None:
+            return None
+        found = self.read[code] = Function(self, code, node, values, scope)
+        return found
+
+    def summary(self, call: Call, *, for_value: bool, depth: int) -> _Summary:
+        """Of a call of a user's function; an empty one for a function that cannot be read."""
+        function = call.function
+        key = function.__code__, for_value, id(call.values.get("self"))
+        if key not in self._summaries:
+            self._summaries[key] = _Summary()  # of a recursion
+            read = None
+            if depth < _MOST_DEPTH:
+                read = self.function(function.__code__, call.values, scope_of(function))
+            if read is not None:
+                self._summaries[key] = read.summary(function, for_value=for_value, depth=depth + 1)
+        return self._summaries[key]
+
+    def forget_values(self) -> None:
+        """Keep no reference to anything of the script's; lines and names stay."""
+        self._summaries.clear()
+        for function in self.read.values():
+            function.forget_values()
+
+    def changing_line(self, path: Path, beside: types.CodeType | None) -> Place | None:
+        """The line that changes the value of this name or attribute, as far as the functions that were read show."""
+        if beside in self.read:
+            found = self.read[beside].changing_line(path)
+            if found is not None:
+                return found
+        for code, function in self.read.items():
+            for step in function.steps:
+                for one in (*step.writes, *step.changes, *step.drawn):
+                    is_same = one[-1] == path[-1] and (len(one) > 1) == (len(path) > 1)
+                    if is_same and code is not beside and (len(path) > 1 or path[0] not in code.co_varnames):
+                        return Place(code.co_filename, step.line)
+        return None
+
+    def expand(self, value: object, read: Place, depth: int = 0) -> list[Outside] | None:
+        """What an object depends on that is used whole; None where it is a plain value, to be looked at itself."""
+        if depth > _MOST_DEPTH:
+            return []
+        if has_type(value, torch.utils.data.DataLoader):
+            own = attributes_of(value)
+            parts = [own.get("batch_sampler"), own.get("sampler"), own.get("collate_fn")]
+            parts += [own.get("dataset")] if own.get("num_workers") == 0 else []  # else it is in other processes
+            return [one for part in parts for one in self.expand(part, read, depth + 1) or ()]
+        if has_type(value, torch.utils.data.Dataset) and is_library_type(value):
+            return self.expand(attributes_of(value).get("dataset"), read, depth + 1) or []
+        if has_type(value, torch.utils.data.Sampler) and is_library_type(value):
+            return []
+        call = None
+        found: list[Outside] = []
+        if type(value) is types.FunctionType:
+            call = Call(value, {}, {})
+            found += self.summary(call, for_value=True, depth=depth + 1).outside
+            return found
+        if is_users_object(value):
+            for name in _ITERABLE:
+                method = plain_function(attribute(value, name))
+                if method is not None and not is_library(method.__code__.co_filename):
+                    found += self.of_method(method, value, depth)
+            return found
+        return None
+
+    def of_method(self, method: types.FunctionType, owner: object, depth: int) -> list[Outside]:
+        """What the result of this object's method depends on."""
+        first = next(iter(method.__code__.co_varnames), "self")
+        summary = self.summary(Call(method, {first: owner}, {first: owner}), for_value=True, depth=depth + 1)
+        found = list(summary.outside)
+        if can_be_referred_to(owner):
+            for rest, place in summary.needs.get(first, {}).items():
+                found += [Outside(weakref.ref(owner), rest, place)] if rest else []
+        return found
+
+
+class Function(Statements):
+    """The statements of one function, and which of them training depends on."""
+
+    def __init__(self, script: Script, *given: Any) -> None:
+        super().__init__(*given, is_state=script.is_state, is_training=script.is_training)
+        self._script = script
+
+    # ---- what others ask
+
+    def slice(self, *, for_value: bool, depth: int) -> None:
+        """Mark the statements that training, or the returned value, depends on."""
+        wanted: set[Path] = set()
+        for step in self.steps:
+            step.by_value = step.by_effect = False
+        changed = True
+        while changed and not self._script.is_late():
+            changed = False
+            sinks = {id(loop) for step in self.steps if self._is_sink(step, depth) for loop in step.loops}
+            has_sink = any(self._is_sink(step, depth) for step in self.steps)
+            guards = {id(guard) for step in self.steps if step.is_relevant for guard in step.guards}
+            for step in self.steps:
+                by_value = step.is_sink or id(step) in guards or (for_value and step.is_return)
+                by_value |= any(_touch(one, path) for one in step.writes | step.changes for path in wanted)
+                if step.is_jump:
+                    by_value |= id(step.loops[-1]) in sinks if step.loops and not step.is_return else has_sink
+                by_effect = self._is_sink(step, depth)
+                if (by_value, by_effect) != (step.by_value, step.by_effect):
+                    step.by_value, step.by_effect = by_value, by_effect
+                    changed = True
+                needed = set(self._needs(step, depth)) if step.is_relevant else set()
+                if not needed <= wanted:
+                    wanted |= needed
+                    changed = True
+
+    def summary(self, function: types.FunctionType, *, for_value: bool, depth: int) -> _Summary:
+        """Of any call of this function."""
+        self.slice(for_value=for_value, depth=depth)
+        found = _Summary(has_effect=any(step.is_sink or step.by_effect for step in self.steps))
+        parameters = {one.arg for one in arguments_of(self.node.args)}
+        own = set(self.code.co_varnames)
+        for path, place in self.exposed(self.node.body, depth).items():
+            if path[0] in parameters:
+                found.needs.setdefault(path[0], {}).setdefault(path[1:], place)
+            elif path[0] not in own and not self._is_constant(path) and not self.is_memo(path):
+                found.outside.append(Outside(weakref.ref(function), path, place))
+        found.outside += self.called_outside(depth)
+        return found
+
+    def called_outside(self, depth: int) -> list[Outside]:
+        """What the functions that the slice calls depend on besides their arguments."""
+        found = []
+        for step in self.steps:
+            for call, summary in self._summaries(step, depth):
+                found += summary.outside
+                for name, given in call.given.items():
+                    if not isinstance(given, (tuple, set)) and can_be_referred_to(given):
+                        found += [
+                            Outside(weakref.ref(given), rest, place)
+                            for rest, place in summary.needs.get(name, {}).items()
+                            if rest
+                        ]
+        return found
+
+    def loops_at(self, line: int) -> list[Any]:
+        """The loops around a line, the outermost first."""
+        kinds = (ast.For, ast.While, ast.AsyncFor)
+        return [
+            one
+            for one in _own_nodes(self.node)
+            if isinstance(one, kinds) and one.lineno <= line <= (one.end_lineno or line)
+        ]
+
+    def exposed(self, body: list[ast.stmt], depth: int, header: ast.AST | None = None) -> dict[Path, Place]:
+        """What relevant statements read that nothing before them in ``body`` has written, each with a line."""
+        found: dict[Path, Place] = {}
+        written: set[Path] = set()
+        if header is not None:
+            self._expose(header, written, found, depth)
+        self._walk(body, written, found, depth)
+        return found
+
+    def is_restored(self, name: str, before: int) -> bool:
+        """Whether this local is derived from the state when the function is entered, or anew in each step."""
+        for step in self.steps:
+            if (name,) in step.writes and self._is_of_state(step):
+                is_before = step.line < before
+                if is_before or not any(path[0] == name for path in step.reads):
+                    return True
+        return False
+
+    def is_advanced(self, path: Path) -> bool:
+        """Whether ``next()`` is called with it, or a loop walks over it."""
+        return any(path in step.changes for step in self.steps)
+
+    def is_memo(self, path: Path) -> bool:
+        """Whether values only enter this dict where their key is missing, as in a cache of pure results."""
+        found = [step for step in self.steps if path in step.changes]
+        return bool(found) and all(any(path in guard.memos for guard in step.guards) for step in found)
+
+    def modulus(self, path: Path) -> int | None:
+        """``k``, if what training depends on reads this number as ``n % k`` only."""
+        found: set[int] = set()
+        for node, step in self._of.items():
+            if not step.is_relevant or path not in step.reads or path in step.writes:
+                continue
+            moduli: list[ast.AST] = []
+            for one in (inner for head in heads_of(node) for inner in ast.walk(head)):
+                if (
+                    isinstance(one, ast.BinOp)
+                    and isinstance(one.op, ast.Mod)
+                    and path in map(path_of, summands_of(one.left))
+                ):
+                    by = (
+                        one.right.value
+                        if isinstance(one.right, ast.Constant)
+                        else self.value(path_of(one.right) or ("",))
+                    )
+                    if type(by) is not int or by < 1:
+                        return None
+                    found.add(by)
+                    moduli.append(one)
+            reads = sum(path_of(one) == path for head in heads_of(node) for one in ast.walk(head))
+            if reads != len(moduli):
+                return None
+        return math.lcm(*found) if found else None
+
+    def changing_line(self, path: Path) -> Place | None:
+        """The line that changes it: in a loop rather than before it, from its last value rather than to a constant."""
+        found = [step for step in self.steps if any(_touch(one, path) for one in step.writes | step.changes)]
+        found = found or [step for step in self.steps if any(_touch(one, path) for one in step.drawn)]
+        if not any(step.loops or step.is_relevant for step in found):
+            return None
+        best = max(found, key=lambda step: (bool(step.loops), step.is_relevant, path in step.reads, bool(step.reads)))
+        return Place(self.code.co_filename, best.line)
+
+    # ---- the slice
+
+    def _is_sink(self, step: Step, depth: int) -> bool:
+        if step.is_sink:
+            return True
+        return any(self._script.summary(call, for_value=False, depth=depth).has_effect for call in step.calls)
+
+    def _summaries(self, step: Step, depth: int) -> Iterator[tuple[Call, _Summary]]:
+        for call in step.calls:
+            if step.by_value:
+                yield call, self._script.summary(call, for_value=True, depth=depth)
+            elif step.by_effect:
+                yield call, self._script.summary(call, for_value=False, depth=depth)
+
+    def _needs(self, step: Step, depth: int) -> Iterator[Path]:
+        if step.by_value:
+            yield from step.reads
+        for call, summary in self._summaries(step, depth):
+            for name, rests in summary.needs.items():
+                given = call.given.get(name, ())
+                if isinstance(given, tuple) and given:
+                    yield from ((*given, *rest)[:_LONGEST_PATH] for rest in rests)
+                elif isinstance(given, set):
+                    yield from given
+
+    def _is_of_state(self, step: Step) -> bool:
+        if any(one in step.mentions for one in _FRESH):
+            return False
+        return any(self._is_state(self.value((path[0],))) for path in step.reads) or any(
+            self._is_training(self.value(path)) for path in step.reads
+        )
+
+    def _is_constant(self, path: Path) -> bool:
+        value = self.value(path[:1])
+        return type(value) in (types.FunctionType, types.BuiltinFunctionType, type) and len(path) == 1
+
+    # ---- what is read before it is written
+
+    def _walk(self, body: list[ast.stmt], written: set[Path], found: dict[Path, Place], depth: int) -> bool:
+        """Add what is exposed; return whether control leaves the block early."""
+        for node in body:
+            self._expose(node, written, found, depth)
+            if isinstance(node, ast.If):
+                branches = [(set(written), one) for one in (node.body, node.orelse)]
+                left = [(set_, self._walk(block, set_, found, depth)) for set_, block in branches]
+                staying = [set_ for set_, leaves in left if not leaves]
+                if not staying:
+                    return True
+                written |= set.intersection(*staying)
+            elif isinstance(node, (ast.For, ast.While, ast.AsyncFor)):
+                self._walk(node.body, written, found, depth)  # taken for one that runs at least once
+                self._walk(node.orelse, written, found, depth)
+            elif isinstance(node, (ast.With, ast.AsyncWith)):
+                if self._walk(node.body, written, found, depth):
+                    return True
+            elif isinstance(node, (ast.Try, ast.TryStar)):
+                before = set(written)
+                self._walk(node.body, written, found, depth)
+                for handler in node.handlers:
+                    self._walk(handler.body, set(before), found, depth)
+                self._walk(node.orelse, written, found, depth)
+                self._walk(node.finalbody, written, found, depth)
+            elif isinstance(node, ast.Match):
+                for case in node.cases:
+                    self._walk(case.body, set(written), found, depth)
+            elif isinstance(node, (ast.Return, ast.Raise, ast.Break, ast.Continue)):
+                return True
+        return False
+
+    def _expose(self, node: ast.AST, written: set[Path], found: dict[Path, Place], depth: int) -> None:
+        step = self._of.get(node)
+        if step is None:
+            return
+        if step.is_relevant:
+            for path in self._needs(step, depth):
+                if not any(is_prefix(one, path) for one in written):
+                    found.setdefault(path, Place(self.code.co_filename, step.line))
+        written |= step.writes
+
+
+# ---- source
+
+
+def _source_of(code: types.CodeType) -> Any:
+    lines = linecache.getlines(code.co_filename)
+    first = code.co_firstlineno
+    last = max((end for one in _codes(code) for _, end, _, _ in one.co_positions() if end), default=0)
+    if not lines or not first <= last <= len(lines):
+        return None
+    is_indented = lines[first - 1][:1] in " \t"
+    for extra in range(6):  # brackets that close behind the last instruction
+        text = "".join(lines[first - 1 : last + extra])
+        try:
+            tree = ast.parse(f"if 1:\n{text}" if is_indented else text)
+        except (SyntaxError, ValueError):
+            continue
+        ast.increment_lineno(tree, first - 2 if is_indented else first - 1)
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+        return next((one for one in ast.walk(tree) if isinstance(one, kinds) and one.name == code.co_name), None)
+    return None
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for one in code.co_consts:
+        if type(one) is types.CodeType:
+            yield from _codes(one)
+
+
+def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes but those of functions inside, the outer ones first."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            yield child
+            yield from _own_nodes(child)
