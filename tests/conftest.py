@@ -13,7 +13,7 @@ import hypothesis
 import pytest
 
 from tests import cpu_times, long_first
-from tests.ops import shell_job
+from tests.launcher import shell_job
 from tests.system.processes import WarmStarter
 
 # How long an example takes is the machine's affair.

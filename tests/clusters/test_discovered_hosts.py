@@ -20,7 +20,7 @@ from samebits.launcher import job_spec
 from samebits.launcher.job_view import Presence, stored_view
 from tests.clusters.hosts import SECRET
 from tests.clusters.namespaces import Switch
-from tests.ops.shell_job import ROOT, WAIT_S, Shell, ShellJob
+from tests.launcher.shell_job import ROOT, WAIT_S, Shell, ShellJob
 from tests.system.samples_probe import SAMPLES
 
 pytestmark = pytest.mark.system

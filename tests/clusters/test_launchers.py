@@ -19,7 +19,7 @@ from tests.clusters.hosts import SECRET
 from tests.clusters.namespaces import Switch
 from tests.clusters.slurm import SlurmCluster
 from tests.clusters.ssh_server import SshServer
-from tests.ops.shell_job import ROOT, UNTIL_TOLD, WAIT_S, WORKER, Shell, ShellJob
+from tests.launcher.shell_job import ROOT, UNTIL_TOLD, WAIT_S, WORKER, Shell, ShellJob
 from tests.system.processes import signal_process
 
 pytestmark = [pytest.mark.system, pytest.mark.thorough]

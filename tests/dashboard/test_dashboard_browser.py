@@ -23,7 +23,7 @@ from samebits.dashboard.report import html_of_folder
 from samebits.launcher.processes import name_of
 from samebits.store.process_identity import ProcessIdentity, write_pid_file
 from tests.dashboard.conftest import environment_of, told
-from tests.ops.shell_job import UNTIL_TOLD, ShellJob, free_port
+from tests.launcher.shell_job import UNTIL_TOLD, ShellJob, free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = shutil.which("chromium")

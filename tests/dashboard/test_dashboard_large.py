@@ -13,7 +13,7 @@ from samebits.dashboard.watching import NAMES_S, NAMES_SOON_S, Watch
 from samebits.launcher.job_view import JobView, Presence
 from samebits.launcher.scheduler_link import SchedulerLink, Told
 from samebits.service.status import LISTED_WORKERS
-from tests.ops.views import view, worker
+from tests.launcher.views import view, worker
 
 RANKS = LISTED_WORKERS + 36
 WHOLE = view(workers=tuple(worker(node) for node in range(RANKS)), world_size=RANKS, alive=RANKS)

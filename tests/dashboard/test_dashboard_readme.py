@@ -15,7 +15,7 @@ import pytest
 
 from samebits.store.process_identity import ProcessIdentity
 from tests.dashboard.test_dashboard_browser import CHROMIUM, WAIT_MS, Browser, browse
-from tests.ops.shell_job import ROOT, ShellJob
+from tests.launcher.shell_job import ROOT, ShellJob
 from tests.system.processes import found_below, free_port, signal_process
 
 __all__ = ["browse"]

@@ -2,5 +2,5 @@
 
 The measure of a row is what a person reads: the sentence with its file and line, the remedy after "Fix:", the exit
 status, and that the job does not go on, or not end, because of it. A row that needs no process is in the tests of the
-room that speaks (``tests/config``, ``tests/ops``).
+room that speaks (``tests/config``, ``tests/launcher``).
 """

@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
+from tests.launcher.shell_job import ROOT
 from tests.mistakes.told import PROPERTY, Row
-from tests.ops.shell_job import ROOT
 
 SHOWN = 110
 

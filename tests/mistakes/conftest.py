@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.launcher.conftest import job, new_job
+from tests.launcher.shell_job import ShellJob
 from tests.mistakes.told import Told
-from tests.ops.conftest import job, new_job
-from tests.ops.shell_job import ShellJob
 
 __all__ = ["job", "new_job", "told"]
 

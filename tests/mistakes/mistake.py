@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tests.ops.shell_job import ShellJob
+from tests.launcher.shell_job import ShellJob
 
 RECOVER = r"recover\.sh"
 

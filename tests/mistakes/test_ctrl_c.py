@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 
 from samebits.launcher.job_view import JobView
+from tests.launcher.shell_job import ENDLESS, Shell, ShellJob
 from tests.mistakes.told import Told
-from tests.ops.shell_job import ENDLESS, Shell, ShellJob
 
 pytestmark = pytest.mark.system
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
+from tests.launcher.shell_job import ROOT, ShellJob
 from tests.mistakes.mistake import RECOVER, Mistake
 from tests.mistakes.told import Told
-from tests.ops.shell_job import ROOT, ShellJob
 
 pytestmark = pytest.mark.system
 

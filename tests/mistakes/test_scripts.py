@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
+from tests.launcher.shell_job import ShellJob
 from tests.mistakes.mistake import RECOVER, Mistake
 from tests.mistakes.told import Told
-from tests.ops.shell_job import ShellJob
 from tests.system.processes import WarmStarter
 
 pytestmark = pytest.mark.system
@@ -185,7 +185,7 @@ AFTER_INIT = (
 )
 
 
-# The scripts import torch here. How the others are worded: tests/ops (with workers that need no torch: an error in
+# The scripts import torch here. How the others are worded: tests/launcher (with workers that need no torch: an error in
 # every worker, a worker that is lost) and tests/system/test_exits.py.
 IN_DEFAULT = "an error in a DataLoader's worker process"
 LISTED = [
@@ -213,7 +213,7 @@ def test_a_dataloaders_worker_that_hangs_in_a_library_is_gone_with_its_rank(job:
     assert shell.end() == 87, shell.text
 
 
-@pytest.mark.thorough  # → test_ops_following; a worker whose script fails: test_ops_run_sh
+@pytest.mark.thorough  # → test_following; a worker whose script fails: test_run_sh
 def test_an_error_of_one_rank_says_where_and_how_long_the_others_wait(job: ShellJob, told: Told) -> None:
     line = "assert samebits.get_rank() != 1 or step < 3, 'the loss is nan'"
     mistake = Mistake("", TRAIN.format(steps=10, line=line), (), 0)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from samebits.launcher.processes import process_names, read_pid_files
-from tests.ops.shell_job import Shell, ShellJob
+from tests.launcher.shell_job import Shell, ShellJob
 
 LOOK_S = 0.05
 PROPERTY = "told"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from samebits.store.process_identity import ProcessIdentity, read_pid_file
-from tests.ops.shell_job import RUN_SH
+from tests.launcher.shell_job import RUN_SH
 from tests.system.job import FINISH_S, PROBE, WAIT_S, JobFolder
 from tests.system.processes import Command, Forked, WarmStarter, environment_of_tests, lines_of, signal_process
 

@@ -33,7 +33,7 @@ def test_an_orphaned_worker_leaves_by_itself(seated: bool, new_job: Callable[...
 
 
 def test_an_error_in_every_rank_ends_the_job(new_job: Callable[..., Job]) -> None:
-    """With the scripts, that say so: below, and tests/ops with workers that need no torch."""
+    """With the scripts, that say so: below, and tests/launcher with workers that need no torch."""
     job = new_job("--steps", "60", "--fail-at", "30", "--late-rank", "0", workers=3)
     job.start()
     statuses = job.wait_ended()

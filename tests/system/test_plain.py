@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from samebits.launcher.processes import read_pid_files
-from tests.ops.shell_job import free_port
+from tests.launcher.shell_job import free_port
 from tests.system.processes import PATIENCE, environment_of_tests
 
 SCRIPT = Path(__file__).with_name("plain_ddp_script.py")

@@ -29,7 +29,7 @@ def test_a_dead_worker_ends_every_process_and_is_named_by_each(script_job: Calla
     assert "recover.sh" not in run.text(), "there is nothing to recover"
 
 
-@pytest.mark.thorough  # → test_ops_run_sh, with workers that need no torch
+@pytest.mark.thorough  # → test_run_sh, with workers that need no torch
 def test_a_dead_scheduler_ends_every_process_too(script_job: Callable[..., ScriptJob]) -> None:
     job = script_job(*ENDLESS, workers=2, settings={"ENABLE_RECOVERY": "0"})
     run = job.run()

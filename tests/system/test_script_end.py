@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.ops.shell_job import ROOT, ShellJob
+from tests.launcher.shell_job import ROOT, ShellJob
 from tests.system.processes import WarmStarter
 
 pytestmark = pytest.mark.system

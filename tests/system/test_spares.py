@@ -177,7 +177,7 @@ def test_a_worker_told_to_leave_finishes_its_step_and_a_spare_takes_over(
     assert job.seated_once(0, 1, 3, 4)
 
 
-@pytest.mark.thorough  # → the matrix's "scheduler and worker, term, restart"; no cool-down: tests/core, tests/ops
+@pytest.mark.thorough  # → the matrix's "scheduler and worker, term, restart"; no cool-down: tests/core, tests/launcher
 def test_without_a_spare_the_others_wait_for_it_and_it_has_no_cool_down(
     new_job: Callable[..., ElasticJob], undisturbed: Callable[..., str]
 ) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from samebits.launcher.processes import send_signal
 from samebits.store.process_identity import ProcessIdentity
-from tests.ops.shell_job import ROOT, WAIT_S, Shell, ShellJob
+from tests.launcher.shell_job import ROOT, WAIT_S, Shell, ShellJob
 from tests.system.probe import gate_of
 
 pytestmark = pytest.mark.system
@@ -67,7 +67,7 @@ def kill_something(job: ShellJob, shell: Shell, chance: random.Random, what: str
     return shell
 
 
-@pytest.mark.thorough  # the decisions and a job of tiny workers: tests/ops/test_ops_supervised_sh.py
+@pytest.mark.thorough  # the decisions and a job of tiny workers: tests/launcher/test_supervised_sh.py
 @pytest.mark.parametrize("kills", [pytest.param(2, id="two"), pytest.param(24, id="many")])
 def test_whatever_is_killed_the_bits_are_the_same(
     kills: int, supervised: ShellJob, undisturbed: Callable[..., str]

@@ -1,0 +1,219 @@
+"""Where workers are when the job does not come on: whom a follower looks at, what it says and keeps, whom it ends."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from samebits import config
+from samebits.config import Settings
+from samebits.core.hangs import Doing, Sight
+from samebits.launcher.job_view import JobView, Presence, Stall
+from samebits.launcher.stalls import FOLDER, LEAST_PATIENCE_S, MOST_BYTES, MOST_FILES, Stalls
+from samebits.service.stacks import Answer, Silence
+from samebits.store.process_identity import ProcessIdentity
+from tests.launcher.views import process, view, worker
+
+STALL = Stall(40, ("2",), (), ("0", "1"))
+HERE = {str(node): process(100 + node) for node in range(3)}
+
+
+def dump(line: int) -> str:
+    folder = Path.cwd()
+    return (
+        "Thread 0x00007f (most recent call first):\n"
+        '  File "/usr/lib/python3.12/threading.py", line 359 in wait\n\n'
+        "Current thread 0x00007e (most recent call first):\n"
+        f'  File "{folder}/train.py", line {line} in train\n  File "{folder}/train.py", line 90 in <module>\n'
+    )
+
+
+class Host:
+    """What is to be seen of the processes of one host; asking is counted."""
+
+    def __init__(self) -> None:
+        self.answers: dict[int, Answer] = {}
+        self.sights: dict[int, Sight | None] = {}
+        self.asked: list[int] = []
+
+    def ask(self, identity: ProcessIdentity) -> Answer:
+        self.asked.append(identity.pid)
+        return self.answers.get(identity.pid, Answer(dump(46)))
+
+    def see(self, identity: ProcessIdentity) -> Sight | None:
+        return self.sights.get(identity.pid)
+
+
+@pytest.fixture
+def host() -> Host:
+    return Host()
+
+
+def settings_in(folder: Path, **changes: Any) -> Settings:
+    found, _ = config.read({"WORKER_NUM": "3"}, role_required=False)
+    return replace(found, log_dir=folder, **changes)
+
+
+def stalls_in(folder: Path, host: Host, **changes: Any) -> Stalls:
+    return Stalls(settings_in(folder, **changes), ask=host.ask, see=host.see)
+
+
+def standing(stall: Stall | None = STALL, **presences: Presence) -> JobView:
+    nodes = tuple(worker(node, presences.get(f"n{node}", Presence.ALIVE)) for node in range(3))
+    return view(workers=nodes, stall=stall)
+
+
+def looked(stalls: Stalls, told: JobView, now: float = 0.0, *, may_end: bool = False) -> tuple[list[str], list[int]]:
+    stalls.look(told, HERE, now)
+    stalls.wait()
+    found = stalls.take(now, may_end=may_end)
+    return found.lines, [identity.pid for identity in found.end]
+
+
+def test_the_culprit_is_said_with_its_line_and_the_threads_of_it_and_of_one_that_waits_are_kept(
+    tmp_path: Path, host: Host
+) -> None:
+    lines, _ = looked(stalls_in(tmp_path, host), standing())
+    file = tmp_path / FOLDER / "step-40-rank-2.txt"
+    assert lines == [f"worker 2 (rank 2, pid 102) is in train.py:46 in train; its threads: {file}"]
+    assert host.asked == [102, 100]
+    assert dump(46) in file.read_text() and "rank 2, pid 102) at step 40" in file.read_text()
+    assert dump(46) in (tmp_path / FOLDER / "step-40-rank-0.txt").read_text()
+    assert {one.stat().st_mode & 0o777 for one in (tmp_path / FOLDER).iterdir()} == {0o600}
+    assert (tmp_path / FOLDER).stat().st_mode & 0o777 == 0o700
+
+
+def test_a_standstill_is_looked_at_once_and_the_next_one_again(tmp_path: Path, host: Host) -> None:
+    stalls = stalls_in(tmp_path, host)
+    assert len(looked(stalls, standing())[0]) == 1
+    assert looked(stalls, standing()) == ([], [])
+    looked(stalls, standing(None))
+    assert len(looked(stalls, standing())[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("sight", "answer", "said"),
+    [
+        (
+            Sight(Doing.STOPPED),
+            Answer(silence=Silence.STOPPED),
+            "is stopped (SIGSTOP); its threads: {}. Fix: kill -CONT 102",
+        ),
+        (
+            Sight(Doing.RUNS, 9.0),
+            Answer(dump(70)),
+            "holds Python's lock (the GIL) in train.py:70 in train; its threads: {}",
+        ),
+        (Sight(Doing.DISK, 9.0), Answer(silence=Silence.NO_ANSWER), "waits in the kernel, most likely for a disk or a"),
+        (
+            Sight(Doing.RUNS, 0.1),
+            Answer(dump(70)),
+            "runs, but none of its messages arrives: the network between it and",
+        ),
+        (None, Answer(silence=Silence.NO_CHANNEL), "is not heard of; its threads: {}"),
+    ],
+)
+def test_a_silent_one_is_told_apart(sight: Sight | None, answer: Answer, said: str, tmp_path: Path, host: Host) -> None:
+    host.sights[102], host.answers[102] = sight, answer
+    (line,), _ = looked(stalls_in(tmp_path, host), standing(replace(STALL, silent=("2",))))
+    assert line.startswith("worker 2 (rank 2, pid 102) " + said.format(tmp_path / FOLDER / "step-40-rank-2.txt"))
+
+
+def test_those_of_other_hosts_are_left_to_whoever_follows_there(tmp_path: Path, host: Host) -> None:
+    stalls = stalls_in(tmp_path, host)
+    stalls.look(standing(), {"2": process(999)}, 0.0)
+    stalls.wait()
+    assert host.asked == [] and stalls.take(0.0, may_end=True).lines == []
+
+
+def test_files_are_few_and_short_and_others_in_the_folder_stay(tmp_path: Path, host: Host) -> None:
+    (tmp_path / FOLDER).mkdir(mode=0o700)
+    (tmp_path / FOLDER / "notes.txt").write_text("mine")
+    stalls = stalls_in(tmp_path, host)
+    host.answers[102] = Answer("x" * (4 * MOST_BYTES))
+    for step in range(20):
+        looked(stalls, standing(replace(STALL, step=step)))
+    kept = sorted((tmp_path / FOLDER).glob("step-*"))
+    assert len(kept) == MOST_FILES and max(one.stat().st_size for one in kept) <= MOST_BYTES
+    assert tmp_path / FOLDER / "step-19-rank-2.txt" in kept and (tmp_path / FOLDER / "notes.txt").read_text() == "mine"
+
+
+def test_a_folder_that_is_none_costs_the_file_and_not_the_sentence(tmp_path: Path, host: Host) -> None:
+    (tmp_path / FOLDER).symlink_to("/nowhere")
+    assert looked(stalls_in(tmp_path, host), standing())[0] == ["worker 2 (rank 2, pid 102) is in train.py:46 in train"]
+
+
+def test_a_lost_process_that_runs_on_is_looked_at_a_moment_later(tmp_path: Path, host: Host) -> None:
+    stalls, lost = stalls_in(tmp_path, host), standing(None, n2=Presence.LOST)
+    host.sights[102] = Sight(Doing.STOPPED)
+    assert looked(stalls, lost, 0.0) == ([], []), "it may be ending"
+    lines, _ = looked(stalls, lost, 1.5)
+    assert len(lines) == 1 and "is stopped (SIGSTOP)" in lines[0]
+    assert looked(stalls, lost, 3.0) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("sight", "ends"),
+    [
+        (Sight(Doing.STOPPED), True),
+        (Sight(Doing.RUNS, 60.0), True),
+        (Sight(Doing.RUNS, 0.1), False),  # cut off: another one here would be, too
+        (Sight(Doing.DISK, 60.0), False),  # no signal reaches it
+        (Sight(Doing.TRACED), False),  # somebody looks at it
+        (Sight(Doing.RUNS), False),
+        (None, False),
+    ],
+)
+def test_who_cannot_end_by_itself_is_ended_once_patience_is_over(
+    sight: Sight | None, ends: bool, tmp_path: Path, host: Host
+) -> None:
+    stalls, lost = stalls_in(tmp_path, host), standing(None, n2=Presence.LOST)
+    host.sights[102] = sight
+    for now in (0.0, 2.0, LEAST_PATIENCE_S - 1):
+        assert looked(stalls, lost, now, may_end=True)[1] == []
+    assert looked(stalls, lost, LEAST_PATIENCE_S + 1, may_end=True)[1] == ([102] if ends else [])
+    assert looked(stalls, lost, LEAST_PATIENCE_S + 9, may_end=True)[1] == [], "once"
+
+
+def test_step_timeout_fixes_the_patience(tmp_path: Path, host: Host) -> None:
+    stalls, lost = stalls_in(tmp_path, host, step_timeout_s=2.0), standing(None, n2=Presence.LOST)
+    host.sights[102] = Sight(Doing.STOPPED)
+    looked(stalls, lost, 0.0, may_end=True)
+    looked(stalls, lost, 2.0, may_end=True)
+    lines, ended = looked(stalls, lost, 4.5, may_end=True)
+    assert ended == [102] and lines == [
+        "worker 2 (pid 102) is stopped (SIGSTOP), 4 s after it was lost: it is ended (HANG=end)"
+    ]
+
+
+@pytest.mark.parametrize(("changes", "may_end"), [({"hang": "tell"}, True), ({}, False)])
+def test_nobody_is_ended_who_is_only_to_be_told_or_would_not_be_replaced(
+    changes: dict[str, str], may_end: bool, tmp_path: Path, host: Host
+) -> None:
+    stalls, lost = stalls_in(tmp_path, host, **changes), standing(None, n2=Presence.LOST)
+    host.sights[102] = Sight(Doing.STOPPED)
+    for now in (0.0, 2.0, 1000.0):
+        assert looked(stalls, lost, now, may_end=may_end)[1] == []
+
+
+def test_who_goes_on_or_comes_back_meanwhile_is_left_alone(tmp_path: Path, host: Host) -> None:
+    stalls, lost = stalls_in(tmp_path, host), standing(None, n2=Presence.LOST)
+    host.sights[102] = Sight(Doing.STOPPED)
+    looked(stalls, lost, 0.0, may_end=True)
+    looked(stalls, lost, 2.0, may_end=True)
+    host.sights[102] = Sight(Doing.RUNS, 0.1)
+    assert looked(stalls, lost, 100.0, may_end=True)[1] == []
+    host.sights[102] = Sight(Doing.STOPPED)
+    looked(stalls, standing(None), 101.0, may_end=True)
+    assert looked(stalls, lost, 102.0, may_end=True)[1] == [], "its patience begins anew"
+
+
+def test_a_journal_or_nothing_says_nothing(tmp_path: Path, host: Host) -> None:
+    stalls = stalls_in(tmp_path, host)
+    stalls.look(None, HERE, 0.0)
+    stalls.look(replace(standing(), from_journal=True), HERE, 0.0)
+    stalls.wait()
+    assert host.asked == []
