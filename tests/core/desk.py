@@ -1,6 +1,7 @@
-"""One agent with a clock in the test's hand: what the tables of the worker's side drive.
+"""One agent with a clock that the test sets, for the tests of the worker's side.
 
-``Desk`` hands events to a real :class:`AgentCore`; the functions below bring one to each stage of a worker's life.
+``Desk`` passes events to a real :class:`AgentCore`. The functions below bring an agent to each stage of a worker's
+life.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ POINTS = (Point(10, 1), Point(20, 1))
 
 @dataclass
 class Desk:
-    """One agent on a desk: events go in by hand."""
+    """One agent that receives its events from the test."""
 
     topo_timeout_s: float = 1800.0
     first_beat_s: float = 1.0
@@ -82,7 +83,7 @@ class Desk:
     def told(self, kind: type[T]) -> list[T]:
         return [notice for notice in self.ready.notices if isinstance(notice, kind)]
 
-    # ---- the usual beginnings
+    # ---- common starting points
 
     def admitted(self, *, term: int = 1, finished: Point | None = None) -> AgentReady:
         return self.hear(Admitted("mine", "job-1", term, 3, 1, 4, finished))
