@@ -189,7 +189,7 @@ class World:
     # ---- the scheduler
 
     def pass_of_scheduler(self, kill_at: int) -> None:
-        """Take some of the messages, save, answer. Killed at 1: before saving; 2: before answering; 3: while answering."""
+        """Take some messages, save, answer. Killed at 1: before saving; 2: before answering; 3: while answering."""
         taken = [self.to_scheduler.pop(0) for _ in range(min(len(self.to_scheduler), self.draw.randint(1, 4)))]
         records: list[bytes] = []
         answers: list[KeyAnswer] = []
