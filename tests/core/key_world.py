@@ -60,8 +60,9 @@ class Unanswered(AssertionError):
 class World:
     """One run.
 
-    Args: seed: determines every random choice. is_durable: the scheduler is killed as well; without it, keys may be
-    durable or not.
+    Args:
+        seed: determines every random choice.
+        is_durable: the scheduler is killed as well; without it, keys may be durable or not.
     """
 
     def __init__(self, seed: int, *, is_durable: bool, build: Build | None = None) -> None:

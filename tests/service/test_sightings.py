@@ -1,4 +1,4 @@
-"""What is told of a host's workers: what is odd, four times a lease, and of no more than it has time for."""
+"""Reports on a host's workers: anomalies only, four times per lease, within a time budget."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIGHTS = {
 }
 
 
-def test_who_runs_well_or_is_gone_is_not_told_of() -> None:
+def test_healthy_or_ended_process_is_not_reported() -> None:
     here = {str(pid): ProcessIdentity(pid, 9) for pid in SIGHTS}
     found = Sightings(LEASE_S, lambda identity: SIGHTS[identity.pid]).look(here, 100.0)
     assert [(one.node, one.pid, one.started_at, one.doing) for one in found] == [
@@ -27,7 +27,7 @@ def test_who_runs_well_or_is_gone_is_not_told_of() -> None:
     ]
 
 
-def test_it_looks_so_often_that_the_last_look_is_before_the_lease_is_over() -> None:
+def test_last_check_comes_before_the_lease_ends() -> None:
     looked: list[int] = []
 
     def see(identity: ProcessIdentity) -> Sight:

@@ -1,4 +1,4 @@
-"""What another user may have left is not believed: owner, mode and kind are asked before a byte is read or written."""
+"""Files that another user may have left: owner, mode and kind are checked before a byte is read or written."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def folder(tmp_path: Path) -> Path:
     return made
 
 
-def test_what_is_made_is_this_users_alone(folder: Path) -> None:
+def test_created_files_are_private(folder: Path) -> None:
     os.close(private.open_to_append(folder / "log"))
     assert folder.stat().st_mode & 0o777 == 0o700
     assert (folder / "log").stat().st_mode & 0o777 == 0o600
     private.make_folder(folder)
 
 
-def test_a_file_is_read_and_appended_to(folder: Path) -> None:
+def test_file_is_read_and_appended_to(folder: Path) -> None:
     assert private.read(folder / "log", 10) is None
     for _ in range(2):
         descriptor = private.open_to_append(folder / "log")
@@ -38,7 +38,7 @@ def test_a_file_is_read_and_appended_to(folder: Path) -> None:
     assert private.read(folder / "log", 2) == b"ab"
 
 
-def test_what_others_may_only_read_is_believed(folder: Path) -> None:
+def test_file_that_others_may_only_read_is_accepted(folder: Path) -> None:
     folder.chmod(0o755)
     (folder / "log").write_bytes(b"abc")
     (folder / "log").chmod(0o644)
@@ -46,7 +46,7 @@ def test_what_others_may_only_read_is_believed(folder: Path) -> None:
     assert private.read(folder / "log", 10) == b"abc"
 
 
-def test_a_folder_that_is_not_there_passes_and_a_link_of_ones_own_is_followed(folder: Path, tmp_path: Path) -> None:
+def test_missing_folder_passes_and_an_own_link_is_followed(folder: Path, tmp_path: Path) -> None:
     private.check_folder(tmp_path / "missing")
     (tmp_path / "link").symlink_to(folder)
     private.make_folder(tmp_path / "link")
@@ -78,7 +78,7 @@ PLANTED: list[tuple[str, Callable[[Path], object], Use, str]] = [
 
 
 @pytest.mark.parametrize(("name", "plant", "use", "words"), PLANTED, ids=[case[0] for case in PLANTED])
-def test_what_may_be_anybodys_is_refused(
+def test_file_that_others_may_write_is_refused(
     folder: Path, name: str, plant: Callable[[Path], object], use: Use, words: str
 ) -> None:
     plant(folder)
@@ -89,7 +89,7 @@ def test_what_may_be_anybodys_is_refused(
 
 
 @pytest.mark.parametrize("use", [private.check_folder, read_log, append])
-def test_what_is_another_users_is_refused_with_both_names(
+def test_file_of_another_user_is_refused_with_both_names(
     folder: Path, use: Use, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "log").write_bytes(b"abc")
@@ -100,7 +100,7 @@ def test_what_is_another_users_is_refused_with_both_names(
     assert (folder / "log").read_bytes() == b"abc"
 
 
-def test_a_link_that_another_user_planted_for_a_folder_is_not_followed(
+def test_folder_link_planted_by_another_user_is_not_followed(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     link = tmp_path / "device"
