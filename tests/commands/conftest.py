@@ -1,4 +1,4 @@
-"""The fixtures of ``tests/launcher``, for the commands that need a running job."""
+"""The fixtures of ``tests/launcher``, for commands that need a running job."""
 
 from __future__ import annotations
 

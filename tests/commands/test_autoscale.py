@@ -1,4 +1,4 @@
-"""What a look at a job measures, and what is asked for wrongly."""
+"""``samebits autoscale``: what it measures, and invalid arguments."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.launcher.views import view, worker
 
 
 def measuring(*figures: dict[str, float], **changes: object) -> JobView:
-    """A view in which the workers measure these."""
+    """Return a view in which the workers report these figures."""
     workers = tuple(replace(worker(slot), figures=found) for slot, found in enumerate(figures))
     return replace(view(), workers=workers, **changes)  # type: ignore[arg-type]
 
@@ -29,27 +29,29 @@ def test_speed_is_steps_times_workers() -> None:
     assert (second.speed, second.room) == (6.0, 4)
 
 
-def test_where_nothing_waits_steps_are_no_measure_of_work() -> None:
+def test_without_a_queue_steps_do_not_measure_work() -> None:
     meter = Meter(None)
     meter.read(measuring({"queue": 5.0}), 100.0, None)
     assert meter.read(measuring({"queue": 5.0}, step=17), 105.0, None).speed == 6.0
     assert meter.read(measuring({"queue": 0.0}, step=27), 110.0, None).speed is None
 
 
-def test_a_new_generation_begins_a_new_measurement() -> None:
+def test_new_generation_starts_a_new_measurement() -> None:
     meter = Meter(None)
     meter.read(view(), 100.0, None)
     assert meter.read(replace(view(), step=9, generation=2), 105.0, None).speed is None
 
 
-def test_cpu_and_memory_are_the_mean_of_those_who_say_it_wherever_they_run() -> None:
+def test_cpu_and_memory_are_means_over_the_reporting_workers() -> None:
     seen = measuring({"cpu": 0.25, "memory": 0.5}, {"cpu": 0.75}, {})
     reading = Meter(None).read(seen, 1.0, None)
     assert (reading.cpu, reading.memory) == (0.5, 0.5)
-    assert Meter(None).read(measuring({"cpu": 7.5}), 1.0, None).cpu == 1.0, "several cores are all of a share"
+    assert Meter(None).read(measuring({"cpu": 7.5}), 1.0, None).cpu == 1.0, (
+        "several busy cores are at most the full share"
+    )
 
 
-def test_the_queue_is_what_the_lowest_slot_that_reports_one_says() -> None:
+def test_queue_is_that_of_the_lowest_reporting_slot() -> None:
     assert Meter(None).read(measuring({"cpu": 1.0}, {"queue": 12.0}, {"queue": 70.0}), 1.0, None).queue == 12.0
     lost = measuring({"queue": 12.0}, {"queue": 70.0})
     gone = (replace(lost.workers[0], presence=Presence.LOST), lost.workers[1])
@@ -69,7 +71,7 @@ def test_the_queue_is_what_the_lowest_slot_that_reports_one_says() -> None:
         (None, (), None, 0, None),
     ],
 )
-def test_there_is_room_on_the_hosts_that_are_there_else_on_this_machines_accelerators(
+def test_capacity_comes_from_hosts_or_else_local_accelerators(
     tmp_path: Path, answer: str | None, drained: tuple[str, ...], launch: str | None, devices: int, room: int | None
 ) -> None:
     environment = {"WORKER_NUM": "2"}
@@ -84,12 +86,12 @@ def test_there_is_room_on_the_hosts_that_are_there_else_on_this_machines_acceler
 @pytest.mark.parametrize(
     ("text", "waits"), [("12\n", 12.0), ("0", 0.0), ("", None), ("x", None), ("-1", None), ("inf", None)]
 )
-def test_a_queue_is_one_number_in_a_file(tmp_path: Path, text: str, waits: float | None) -> None:
+def test_queue_file_holds_one_number(tmp_path: Path, text: str, waits: float | None) -> None:
     (tmp_path / "queue").write_text(text)
     assert Meter(tmp_path / "queue").read(view(), 1.0, None).queue == waits
     assert Meter(tmp_path / "missing").read(view(), 1.0, None).queue is None
 
 
-def test_what_makes_no_sense_is_refused() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(UsageError, match="Fix: "):
         main(["--queue-file", "q"])

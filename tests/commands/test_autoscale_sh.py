@@ -1,4 +1,4 @@
-"""A job that finds its size: real workers, a queue that fills and empties, and ``samebits autoscale`` beside it."""
+"""``samebits autoscale`` beside a job of real workers whose queue fills and empties."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RHYTHM = ("--every", "0.3", "--settle", "1", "--shrink-after", "3", "--least-gai
 
 
 def waits(job: ShellJob, count: int) -> None:
-    """What the workers report from now on."""
+    """Set the queue length that the workers report from now on."""
     (job.folder / "queue.new").write_text(str(count))
     (job.folder / "queue.new").rename(job.folder / "queue")
 
@@ -31,7 +31,7 @@ def decisions(job: ShellJob) -> list[str]:
     return [one["text"] for one in json.loads(history.text)["events"] if one["kind"] == "decided"]
 
 
-def test_a_job_of_one_becomes_two_and_one_again_by_what_it_reports(job: ShellJob) -> None:
+def test_job_of_one_grows_to_two_and_back_by_its_reports(job: ShellJob) -> None:
     waits(job, 10)
     shell = job.run("--reports", "queue", *UNTIL_TOLD, **BOUNDS | {"MAX_WORKER_NUM": "2"})
     job.wait_view(lambda view: view.alive == 1 and view.workers[0].figures.get("queue") == 10)
@@ -50,13 +50,13 @@ def test_a_job_of_one_becomes_two_and_one_again_by_what_it_reports(job: ShellJob
 
 
 @pytest.mark.thorough
-def test_a_job_grows_from_one_to_four_and_back_with_its_queue(job: ShellJob) -> None:
+def test_job_grows_from_one_to_four_and_back_with_its_queue(job: ShellJob) -> None:
     words = ("--items", str(ITEMS), "--step-s", "0.02", "--not-before", "four", *UNTIL_TOLD)
     shell = job.run(*words, worker=SCRIPT, **BOUNDS)
     job.wait_view(lambda view: view.phase == "training" and view.alive == 1)
     scaler = job.tool("autoscale", "--queue-per-worker", str(PER_WORKER), *RHYTHM)
     scaler.wait_for(r"1 → 4 workers: the queue is \d+% of its target\n")
-    for size in (2, 3, 4):  # each has its own time to start
+    for size in (2, 3, 4):  # start times differ
         job.wait_view(lambda view, size=size: view.alive == view.world_size >= size)
     (job.folder / "four").touch()
     scaler.wait_for(r"→ 1 workers: 1 workers would have been enough for 3 s: the queue is \d+% of its target\n")

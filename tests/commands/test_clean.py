@@ -1,4 +1,4 @@
-"""What jobs left is freed once nothing of them lives: all of it shown, and nothing of anybody else."""
+"""``samebits clean``: shows and frees what a dead job left, and nothing of any other job."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def here(tmp_path: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A stopped job's folder, with one that was moved aside, and memory of both and of a stranger."""
+    """Return a stopped job's folder with one set aside, memory of both, and memory of a foreign job."""
     for name in config.kept_environment():
         if name not in ("PATH", "PYTHONPATH"):
             monkeypatch.delenv(name)
@@ -72,7 +72,7 @@ def everything(*folders: Path) -> list[Path]:
     return sorted(path for path in found if path.name not in ("start.lock", "lock", "lock.holder"))
 
 
-def test_all_of_it_is_shown_and_nothing_removed_by_a_dry_run(
+def test_dry_run_shows_everything_and_removes_nothing(
     here: Path, memory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = everything(here, memory)
@@ -87,7 +87,7 @@ def test_all_of_it_is_shown_and_nothing_removed_by_a_dry_run(
     assert everything(here, memory) == before
 
 
-def test_nothing_is_removed_where_nobody_can_be_asked(
+def test_nothing_is_removed_without_a_terminal_to_ask(
     here: Path, memory: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = everything(here, memory)
@@ -99,7 +99,7 @@ def test_nothing_is_removed_where_nobody_can_be_asked(
 
 
 @pytest.mark.parametrize(("answer", "is_removed"), [("", False), ("n", False), ("yes", True)])
-def test_who_sits_at_the_terminal_is_asked(
+def test_user_at_the_terminal_is_asked(
     here: Path, memory: Path, monkeypatch: pytest.MonkeyPatch, answer: str, is_removed: bool
 ) -> None:
     before = everything(here, memory)
@@ -109,9 +109,7 @@ def test_who_sits_at_the_terminal_is_asked(
     assert (everything(here, memory) != before) == is_removed
 
 
-def test_what_was_shown_is_removed_and_nothing_else(
-    here: Path, memory: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_exactly_what_was_shown_is_removed(here: Path, memory: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "recovery.somebody.aside").symlink_to(memory)
     if os.geteuid() == 0:
         (here / "recovery.ffffffff.aside").mkdir()
@@ -131,7 +129,7 @@ def test_what_was_shown_is_removed_and_nothing_else(
     assert "nothing is left of this folder's jobs" in capsys.readouterr().out
 
 
-def test_nothing_is_removed_while_anything_of_the_job_lives(
+def test_nothing_is_removed_while_a_process_of_the_job_lives(
     here: Path, memory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = everything(here, memory)
@@ -152,7 +150,7 @@ def test_nothing_is_removed_while_anything_of_the_job_lives(
     assert everything(here, memory) == before
 
 
-def test_a_copy_frees_nothing(here: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copied_folder_frees_nothing(here: Path, memory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = here.parent / "copy"
     (copy / "device").mkdir(parents=True, mode=0o700)
     (copy / "device" / "start.json").write_bytes((here / "device" / "start.json").read_bytes())
@@ -163,7 +161,7 @@ def test_a_copy_frees_nothing(here: Path, memory: Path, monkeypatch: pytest.Monk
     assert everything(here, memory) == before
 
 
-def test_how_much_memory_a_job_takes_is_said(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_memory_use_of_a_job_is_shown(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["status"]) == 0
     assert "its checkpoints take " in capsys.readouterr().out
     assert clean.memory_line("no-such-job") == ""

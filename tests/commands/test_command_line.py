@@ -1,4 +1,4 @@
-"""The command line: the table of subcommands, errors as sentences with exit codes, and what the small ones print."""
+"""The command line: subcommands, errors with exit codes, and the output of the small commands."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ HERE = host_id()
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, in an environment that says nothing of a job but a free port."""
+    """Change to a folder of the test, with no job setting in the environment but a free port."""
     for name in config.kept_environment():
         if name not in ("PATH", "PYTHONPATH"):
             monkeypatch.delenv(name)
@@ -57,7 +57,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_journal(folder: Path, *more: records.Record) -> None:
-    """A job of two workers that ran a generation from step 50; ``more`` follows."""
+    """Write the journal of a job of two workers that trained from step 50; ``more`` follows."""
     history: list[records.Record] = [
         records.JobCreated(JOB, "train.py", (("WORKER_NUM", "2"),)),
         records.TermStarted(1, "boot", 1.0),
@@ -75,7 +75,7 @@ STOPPED = records.JobInterrupted(EndKind.STOPPED, 120, "stopped by Ctrl-C")
 
 
 @pytest.mark.parametrize("name", [subcommand.name for subcommand in SUBCOMMANDS])
-def test_every_subcommand_explains_itself(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_subcommand_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
     assert ended.value.code == 0
@@ -84,7 +84,7 @@ def test_every_subcommand_explains_itself(name: str, capsys: pytest.CaptureFixtu
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("word", ["--help", "explain variables"])
-def test_a_reader_that_has_enough_is_no_error(word: str, unbuffered: str) -> None:
+def test_closed_pipe_is_no_error(word: str, unbuffered: str) -> None:
     readable, writable = os.pipe()
     os.close(readable)
     said = run_command(word, writable, unbuffered)
@@ -107,7 +107,7 @@ def test_ctrl_c_is_no_error_either(monkeypatch: pytest.MonkeyPatch, capsys: pyte
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_table_is_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+def test_table_of_subcommands_is_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     text = capsys.readouterr().out
     for one in SUBCOMMANDS:
@@ -120,13 +120,13 @@ def test_the_table_is_the_help(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("typed", "meant"), [("stauts", "status"), ("statu", "status"), ("recovr", "recover"), ("explian", "explain")]
 )
-def test_a_misspelt_subcommand_is_told_the_near_one(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_misspelt_subcommand_gets_a_suggestion(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([typed]) == 2
     said = f"samebits: there is no subcommand {typed!r}: did you mean {meant}? Fix: samebits --help lists all\n"
     assert capsys.readouterr().err == said
 
 
-def test_an_error_is_a_sentence_for_each_problem_and_its_exit_code(
+def test_each_problem_is_one_sentence_with_its_exit_code(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SCHED_PORT", "99999")
@@ -144,7 +144,7 @@ def test_an_error_is_a_sentence_for_each_problem_and_its_exit_code(
         ({}, "WORKER_NUM is not set"),
     ],
 )
-def test_the_scheduler_command_knows_its_role(
+def test_scheduler_command_sets_its_role(
     here: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -158,14 +158,14 @@ def test_the_scheduler_command_knows_its_role(
     assert not (here / "recovery").exists()
 
 
-def test_an_earlier_name_is_refused_with_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_old_variable_name_is_refused_with_the_new_one(capsys: pytest.CaptureFixture[str]) -> None:
     for earlier, now in RENAMED.items():
         assert main([earlier, "2"]) == 2
         assert f"Fix: samebits {now} 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["stop", "follow"])
-def test_a_folder_without_a_job_is_not_taken_for_the_one_on_the_default_port(
+def test_folder_without_a_job_does_not_show_the_job_on_the_default_port(
     word: str, here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("SCHED_PORT", raising=False)
@@ -176,7 +176,7 @@ def test_a_folder_without_a_job_is_not_taken_for_the_one_on_the_default_port(
     assert f"no job was started in {here}" in capsys.readouterr().err
 
 
-def test_an_exit_code_is_explained_alone(capsys: pytest.CaptureFixture[str]) -> None:
+def test_single_exit_code_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "94"]) == 0
     assert "PointsLost" in capsys.readouterr().out
     assert main(["explain", "3"]) == 80
@@ -190,7 +190,7 @@ def explained(topic: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize("arguments", [["explain", "variables"], ["explain", "variables", "--zh"]])
-def test_the_variables_are_the_table_of_the_pages(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_variables_match_the_documented_table(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     expected = config.environment_table_zh() if "--zh" in arguments else config.environment_table()
     assert capsys.readouterr().out == expected + "\n"
@@ -216,21 +216,19 @@ def test_status_from_the_journal_says_so(here: Path, capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("words", [["ps"], ["logs"], ["logs", "scheduler"]])
-def test_where_no_job_was_started_nothing_is_shown_as_if_there_were(
-    words: list[str], here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_folder_without_a_job_shows_no_job(words: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == 80
     said = capsys.readouterr()
     assert not said.out and str(here / "device") in said.err
     assert "Fix: change to the folder the job was started in" in said.err
 
 
-def test_stop_where_nothing_runs(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_without_a_running_job(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop"]) == 80
     assert "nothing of a job runs here" in capsys.readouterr().err
 
 
-def test_commands_of_a_job_that_is_over_say_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_on_a_finished_job_say_so(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_journal(here / "recovery", STOPPED)
     assert main(["stop"]) == 80
     said = capsys.readouterr().err
@@ -244,7 +242,7 @@ def test_commands_of_a_job_that_is_over_say_so(here: Path, capsys: pytest.Captur
         view_of(replace(job_spec.settings_here(), enable_recovery=True))
 
 
-def test_how_the_last_term_ended_is_not_how_an_earlier_one_did(tmp_path: Path) -> None:
+def test_end_of_the_last_term_does_not_apply_to_an_earlier_one(tmp_path: Path) -> None:
     assert stored_view(tmp_path) is None
     write_journal(tmp_path, STOPPED, records.TermStarted(2, "boot", 3.0))
     seen = stored_view(tmp_path)
@@ -260,7 +258,7 @@ def test_how_the_last_term_ended_is_not_how_an_earlier_one_did(tmp_path: Path) -
 
 
 def write_elastic_journal(folder: Path) -> None:
-    """Of four workers 1 was replaced by a spare, 2 was given up, 4 is about to join; another spare is lost."""
+    """Of four workers, 1 was replaced by a spare, 2 was given up, 4 is about to join; another spare is lost."""
     process = Process(HERE, 2**22 + 9, 5, "cpu")
     members = (("0", 1), ("6", 1), ("3", 1))
     settings = (("WORKER_NUM", "4"), ("MIN_WORKER_NUM", "2"), ("MAX_WORKER_NUM", "6"), ("SPARE_NUM", "2"))
@@ -283,7 +281,7 @@ def write_elastic_journal(folder: Path) -> None:
         journal.append([records.SCHEMA.pack(record) for record in history])
 
 
-def test_status_of_a_world_with_spares_that_has_changed(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_status_of_an_elastic_world_with_spares(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_elastic_journal(here / "recovery")
     assert main(["status"]) == 0
     text = capsys.readouterr().out
@@ -315,7 +313,7 @@ def test_status_of_a_world_with_spares_that_has_changed(here: Path, capsys: pyte
 
 
 def prepare_here(capsys: pytest.CaptureFixture[str], *options: str) -> tuple[int, str]:
-    """As ``run`` asks before it starts anything; the error and its exit status, as the command line shows them."""
+    """Prepare a start as ``run`` does; return the error and its exit status as the command line shows them."""
     status, text = 0, ""
     try:
         request = parse(["train.py", "--help", "--", "x"], config.whole_environment())
@@ -337,20 +335,18 @@ def scheduler_role(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return here
 
 
-def test_prepare_keeps_the_start(scheduler_role: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_prepare_saves_the_job_spec(scheduler_role: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert prepare_here(capsys) == (0, "")
     kept = json.loads((scheduler_role / "device" / "start.json").read_text())
     assert (kept["script"], kept["args"]) == ("train.py", ["--help", "--", "x"])
-    assert not (scheduler_role / "recovery").exists()  # the scheduler's to make
+    assert not (scheduler_role / "recovery").exists()  # the scheduler makes it
 
 
-def test_a_start_removes_the_pid_files_of_workers_that_are_gone(
-    scheduler_role: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_start_removes_the_pid_files_of_dead_workers(scheduler_role: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log_dir = scheduler_role / "device"
     log_dir.mkdir(mode=0o700)
     me = ProcessIdentity.current()
-    write_pid_file(log_dir / "worker_1.1.pid", replace(me, started_at=me.started_at - 1))  # its pid is another's by now
+    write_pid_file(log_dir / "worker_1.1.pid", replace(me, started_at=me.started_at - 1))  # its pid has been reused
     assert prepare_here(capsys) == (0, "")
     assert not list(log_dir.glob("worker_*.pid"))
 
@@ -374,7 +370,7 @@ def test_prepare_refuses_an_unfinished_job_with_its_newest_step(
     ]
 
 
-def test_a_move_that_was_cut_short_is_completed(scheduler_role: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_move_is_completed(scheduler_role: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_journal(scheduler_role / "recovery.1a2b3c4d.aside", records.JobFinished())
     claim_folder(scheduler_role / "ckpt_of_rank" / "0", JOB, "train.py")
     assert prepare_here(capsys)[0] == 0
@@ -382,7 +378,9 @@ def test_a_move_that_was_cut_short_is_completed(scheduler_role: Path, capsys: py
     assert not (scheduler_role / "ckpt_of_rank").exists()
 
 
-def test_points_below_a_prefix_are_the_jobs_as_well(scheduler_role: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_points_below_a_prefix_belong_to_the_job_as_well(
+    scheduler_role: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     claim_folder(scheduler_role / "ckpt_of_rank" / "big" / "0", JOB, "train.py")
     (scheduler_role / "ckpt_of_rank" / "big" / "0" / "step_0000000070_gen_000001").mkdir()
     status, text = prepare_here(capsys)
@@ -393,14 +391,14 @@ def test_points_below_a_prefix_are_the_jobs_as_well(scheduler_role: Path, capsys
     assert (scheduler_role / "ckpt_of_rank.1a2b3c4d.aside" / "big" / "0" / "owner.json").exists()
 
 
-def test_aside_names_that_are_taken_are_numbered(scheduler_role: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_of_moved_folders_are_numbered_if_taken(scheduler_role: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (scheduler_role / "recovery.1a2b3c4d.aside").mkdir()
     write_journal(scheduler_role / "recovery", records.JobFinished())
     assert prepare_here(capsys)[0] == 0
     assert (scheduler_role / "recovery.1a2b3c4d.2.aside" / "journal").exists()
 
 
-def test_a_damaged_journal_is_kept_and_moved_only_when_asked(
+def test_damaged_journal_is_kept_and_moved_only_on_request(
     scheduler_role: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (scheduler_role / "recovery").mkdir()
@@ -412,7 +410,7 @@ def test_a_damaged_journal_is_kept_and_moved_only_when_asked(
     assert (scheduler_role / "recovery.unknown.aside" / "journal").read_bytes() == b"no journal of ours" * 20
 
 
-def test_a_worker_that_runs_without_its_scheduler_is_in_the_way(
+def test_worker_running_without_its_scheduler_blocks_a_start(
     scheduler_role: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     me = ProcessIdentity.current()
@@ -425,7 +423,7 @@ def test_a_worker_that_runs_without_its_scheduler_is_in_the_way(
         assert f"worker 1 (pid {me.pid})" in text
 
 
-def test_a_log_folder_whose_processes_run_names_both_jobs(
+def test_log_folder_with_running_processes_names_both_jobs(
     scheduler_role: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("JOB_NAME", "first")
@@ -438,7 +436,7 @@ def test_a_log_folder_whose_processes_run_names_both_jobs(
     assert all(word in text for word in ("'first'", "'second'", "/recovery,", "/other"))
 
 
-def test_two_log_folders_of_one_folder_are_told_apart(
+def test_two_log_folders_of_one_folder_are_distinguished(
     scheduler_role: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert prepare_here(capsys)[0] == 0
@@ -449,7 +447,7 @@ def test_two_log_folders_of_one_folder_are_told_apart(
     assert f"type LOG_DIR={scheduler_role / 'logs'} bash" in text
 
 
-def test_without_a_script_run_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_without_a_script_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["run", "--fresh"])
     assert "which script?" in capsys.readouterr().err
@@ -458,7 +456,7 @@ def test_without_a_script_run_says_what_is_missing(capsys: pytest.CaptureFixture
 # ---- doctor
 
 
-def test_doctor_finds_this_machine_fit(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_approves_of_this_machine(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor"]) == 0
     text = capsys.readouterr().out
     for what in (
@@ -491,14 +489,14 @@ def test_doctor_finds_this_machine_fit(here: Path, capsys: pytest.CaptureFixture
     ],
     ids=["loopback", "secret", "network"],
 )
-def test_doctor_says_who_reaches_the_jobs_ports(environment: dict[str, str], said: str) -> None:
+def test_doctor_reports_the_exposure_of_the_jobs_ports(environment: dict[str, str], said: str) -> None:
     settings, _ = config.read({"WORKER_NUM": "2", **environment}, role_required=False)
     finding = doctor.reach(settings)
     assert finding.found.startswith(said)
     assert not finding.fix
 
 
-def test_doctor_finds_what_is_wrong_with_its_fix(
+def test_doctor_reports_problems_with_their_fix(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "file").write_text("")
@@ -518,7 +516,7 @@ def test_doctor_finds_what_is_wrong_with_its_fix(
     assert f"move {here / 'samebits.py'} away" in text
 
 
-def test_doctor_names_a_folder_that_cannot_be_looked_at(
+def test_doctor_names_an_unreadable_folder(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (here / "others").mkdir()
@@ -529,10 +527,10 @@ def test_doctor_names_a_folder_that_cannot_be_looked_at(
     assert f"wrong  {found}\n       Fix: export CHECKPOINT_PATH=<a folder of yours>" in capsys.readouterr().out
 
 
-def test_doctor_and_prepare_name_the_variable_that_says_where_to_listen(
+def test_doctor_and_prepare_name_the_variable_of_the_listening_address(
     scheduler_role: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("SCHED_BIND", "192.0.2.1")  # TEST-NET-1 (RFC 5737): nobody's
+    monkeypatch.setenv("SCHED_BIND", "192.0.2.1")  # TEST-NET-1 (RFC 5737): belongs to no host
     monkeypatch.setenv("CLUSTER_INSECURE", "1")
     monkeypatch.setattr(doctor, "ANSWER_TIMEOUT_S", 0.1)
     assert main(["doctor"]) == 1
@@ -553,7 +551,7 @@ def test_doctor_shows_every_wrong_setting(
     assert capsys.readouterr().out.count("wrong  environment") == 2
 
 
-def test_exit_codes_for_programs_and_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_exit_codes_as_json_and_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "exit-codes", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert {row["code"]: row["again"] for row in rows if row["code"] in (0, 64, 77)} == {0: "–", 64: "no", 77: "yes"}

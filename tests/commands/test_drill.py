@@ -1,4 +1,4 @@
-"""A drill's plan, its judgement of weights, its words; and one whole drill of the digits."""
+"""``samebits drill``: its plan, its comparison of weights and its report; and complete drills of the digits."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DIGITS = "examples/digits/train.py"
 
 
-def test_a_plan_follows_from_its_seed_and_has_every_fault_equally_often() -> None:
+def test_plan_follows_from_its_seed_with_every_fault_equally_often() -> None:
     kinds = faults_of("kill, stop,scheduler")
     plan = drawn(kinds, 9, seed=4)
     assert plan == drawn(kinds, 9, seed=4) != drawn(kinds, 9, seed=5)
@@ -44,9 +44,7 @@ def test_a_plan_follows_from_its_seed_and_has_every_fault_equally_often() -> Non
 
 
 @given(count=st.integers(0, 40), more=st.integers(1, 2000), seed=st.integers(0, 99))
-def test_every_fault_has_a_step_of_its_own_before_the_last_in_a_job_of_any_length(
-    count: int, more: int, seed: int
-) -> None:
+def test_every_fault_has_its_own_step_before_the_last_in_any_job(count: int, more: int, seed: int) -> None:
     plan = drawn([Fault.KILL], count, seed)
     steps = steps_of(plan, count + more)
     assert len(steps) == count and steps == sorted(set(steps))
@@ -55,13 +53,13 @@ def test_every_fault_has_a_step_of_its_own_before_the_last_in_a_job_of_any_lengt
         steps_of(plan, count)
 
 
-def test_a_target_is_one_of_the_members() -> None:
+def test_target_is_a_member() -> None:
     members = ["worker_0", "worker_1", "worker_2"]
     assert [Planned(Fault.KILL, 0.5, draw).pick(members) for draw in (0, 0.4, 0.99999)] == members
 
 
 @pytest.mark.parametrize("text", ["", ",", "kill,flood", "Kill", "kill scheduler"])
-def test_an_unknown_fault_is_refused_with_the_known_ones(text: str) -> None:
+def test_unknown_fault_is_refused_with_the_known_ones(text: str) -> None:
     with pytest.raises(UsageError, match=r"expected some of kill,segfault,.*Fix: --faults kill"):
         faults_of(text)
 
@@ -76,7 +74,7 @@ def test_equal_checkpoints_are_equal_at_every_common_step(tmp_path: Path) -> Non
     assert found.is_equal
 
 
-def test_the_first_step_and_tensor_that_differ_are_named(tmp_path: Path) -> None:
+def test_first_differing_step_and_tensor_are_named(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         save(tmp_path / folder, 10)
     save(tmp_path / "a", 20)
@@ -88,7 +86,7 @@ def test_the_first_step_and_tensor_that_differ_are_named(tmp_path: Path) -> None
     assert (found.equal_until, found.first_step, found.differing) == (10, 20, (Differing(0, "weight"),))
 
 
-def test_values_that_are_no_tensor_are_named_with_those_that_differ(tmp_path: Path) -> None:
+def test_differing_plain_values_are_named_too(tmp_path: Path) -> None:
     tree = {**TREE, "lr": 0.2, "sampler": {"consumed": [0, 7]}}
     for folder, data, values in [("a", bytes(96), TREE), ("b", bytes([1]) * 96, tree)]:
         header = PointHeader("a job", Point(20, 3), 4, 0, 0, "0")
@@ -98,8 +96,8 @@ def test_values_that_are_no_tensor_are_named_with_those_that_differ(tmp_path: Pa
     assert names == ["lr", "sampler.consumed[0]", "sampler.consumed[1]"]
 
 
-def test_a_generator_is_judged_only_once_both_jobs_had_it_alike(tmp_path: Path) -> None:
-    """One that no code seeds is another in each run; one that was restored wrongly was alike before."""
+def test_generator_counts_only_once_both_jobs_had_it_equal(tmp_path: Path) -> None:
+    """An unseeded generator differs in every run; a wrongly restored one was equal before."""
 
     def kept(folder: str, step: int, numpy: int, torch: int) -> None:
         header = PointHeader("a job", Point(step, 1), 4, 0, 0, "0")
@@ -122,7 +120,7 @@ def test_a_generator_is_judged_only_once_both_jobs_had_it_alike(tmp_path: Path) 
     assert found.differing == (Differing(0, "own.rng.torch"),)
 
 
-def test_every_rank_that_differs_is_counted_however_many_tensors_each_has(tmp_path: Path) -> None:
+def test_every_differing_rank_is_counted_however_many_tensors_it_has(tmp_path: Path) -> None:
     names = [f"weight.{number}" for number in range(600)]
     for folder, content in (("a", 0), ("b", 1)):
         for rank in range(2):
@@ -133,7 +131,7 @@ def test_every_rank_that_differs_is_counted_however_many_tensors_each_has(tmp_pa
     assert (told["differing_ranks"], len(told["differing"])) == ([0, 1], 100)
 
 
-def test_a_point_that_the_drill_has_damaged_is_left_out(tmp_path: Path) -> None:
+def test_point_that_the_drill_damaged_is_left_out(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         for step in (10, 20):
             save(tmp_path / folder, step)
@@ -143,7 +141,7 @@ def test_a_point_that_the_drill_has_damaged_is_left_out(tmp_path: Path) -> None:
     assert compare(tmp_path / "a", tmp_path / "b", {data.parent}) == Compared((20,), 1, 2)
 
 
-def test_nothing_in_common_is_no_equality(tmp_path: Path) -> None:
+def test_no_common_point_does_not_count_as_equal(tmp_path: Path) -> None:
     save(tmp_path / "a", 10)
     assert not compare(tmp_path / "a", tmp_path / "b").is_equal
     save(tmp_path / "b", 20)
@@ -152,7 +150,7 @@ def test_nothing_in_common_is_no_equality(tmp_path: Path) -> None:
     assert compare(tmp_path / "a", tmp_path / "b").difference == "one job ended at step 10, the other at step 20"
 
 
-def test_a_damaged_checkpoint_is_a_difference(tmp_path: Path) -> None:
+def test_damaged_checkpoint_is_a_difference(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         save(tmp_path / folder, 10)
     (data,) = (tmp_path / "b").rglob("data.safetensors")
@@ -167,7 +165,7 @@ FINISHED = [Event(Kind.SCHEDULER, 1.0), Event(Kind.TRAINING, 2.0), Event(Kind.FI
 
 
 @pytest.mark.parametrize(("seen_s", "is_right"), [(8.0, True), (7.2, True), (9.2, False), (None, True)])
-def test_buckets_that_do_not_sum_to_what_the_drill_has_measured_fail_it_and_say_so(
+def test_buckets_that_do_not_sum_to_the_measured_time_fail_the_drill(
     seen_s: float | None, is_right: bool, tmp_path: Path
 ) -> None:
     told = report(Outcome(FINISHED), Outcome(FINISHED, seen_s=seen_s), Compared((50,), 2, 3), 7, [])
@@ -177,10 +175,10 @@ def test_buckets_that_do_not_sum_to_what_the_drill_has_measured_fail_it_and_say_
     long = [Event(Kind.SCHEDULER, 1.0), Event(Kind.TRAINING, 2.0), Event(Kind.FINISHED, 1001.0, step=50)]
     off = report(Outcome(long), Outcome(long, seen_s=1006.0), Compared((50,), 2, 3), 7, [])
     near = report(Outcome(long), Outcome(long, seen_s=1004.0), Compared((50,), 2, 3), 7, [])
-    assert (off["passed"], near["passed"]) == (False, True), "half a percent of a long one"
+    assert (off["passed"], near["passed"]) == (False, True), "half a percent of a long run"
 
 
-def test_the_last_event_is_seen_when_it_comes_whatever_the_drill_waits_for(tmp_path: Path) -> None:
+def test_last_event_is_seen_at_once_whatever_the_drill_waits_for(tmp_path: Path) -> None:
     looked = threading.Event()
 
     class Told(Span):
@@ -193,7 +191,7 @@ def test_the_last_event_is_seen_when_it_comes_whatever_the_drill_waits_for(tmp_p
     began_s, span = time.monotonic(), Told(tmp_path)
     with path.open("a") as file:
         file.write("{}\n")
-    for _ in range(2):  # one look may be under way
+    for _ in range(2):  # one check may be in progress
         looked.clear()
         assert looked.wait(60)
     noticed_s = time.monotonic()
@@ -204,14 +202,14 @@ def test_the_last_event_is_seen_when_it_comes_whatever_the_drill_waits_for(tmp_p
     assert Span(tmp_path / "nothing").close() is None
 
 
-def test_a_job_that_has_just_lost_a_member_does_not_train() -> None:
+def test_job_that_has_just_lost_a_member_does_not_count_as_training() -> None:
     training = FINISHED[:2]
     assert trains_since(training) == trains_since([*training, Event(Kind.LOST, 3.0, more={"spare": 1})]) == 2.0
     assert trains_since([*training, Event(Kind.LOST, 3.0)]) is None
     assert trains_since([*training, Event(Kind.SCHEDULER, 3.0)]) is None
 
 
-def test_the_verdict_names_what_was_compared_and_advises_where_bits_differ(tmp_path: Path) -> None:
+def test_verdict_names_what_was_compared_and_advises_on_differences(tmp_path: Path) -> None:
     good = Outcome(FINISHED, [Injected(Fault.KILL, "worker_1", 20, 4.0, 0.5)], wall_s=9.0)
     passed = report(Outcome(FINISHED), good, Compared((40, 50), 2, 24), 7, [])
     assert passed["passed"] and passed["verdict"] == "passed"
@@ -231,7 +229,7 @@ def test_the_verdict_names_what_was_compared_and_advises_where_bits_differ(tmp_p
     json.dumps([passed, failed, lost])
 
 
-def test_what_was_planned_and_not_given_is_told_and_never_counts_as_passed(tmp_path: Path) -> None:
+def test_fault_that_was_not_injected_is_reported_and_never_passes(tmp_path: Path) -> None:
     missing = [NotInjected(Fault.CLOCK_JUMP, "no C compiler (cc) is here to build the preloaded library with")]
     given = Outcome(FINISHED, [Injected(Fault.KILL, "worker_1", 20, 4.0, 0.5, "SIGKILL to pid 7")], missing)
     told = report(Outcome(FINISHED), given, Compared((50,), 2, 24), 7, [])
@@ -247,7 +245,7 @@ def test_what_was_planned_and_not_given_is_told_and_never_counts_as_passed(tmp_p
     json.dumps(told)
 
 
-def test_the_page_of_a_report_shows_it_all_and_runs_nothing(tmp_path: Path) -> None:
+def test_report_page_shows_everything_and_runs_no_script(tmp_path: Path) -> None:
     bad = "<script>alert(1)</script>"
     given = [Injected(Fault.KILL, "worker_1", 20, 4.0, 0.5, f"SIGKILL to {bad}"), Injected(Fault.ALL, "", 30, 5.0)]
     lost = Event(Kind.LOST, 3.0, 1, 1, 20, "1", bad, {"slot": 1})
@@ -268,7 +266,7 @@ def test_the_page_of_a_report_shows_it_all_and_runs_nothing(tmp_path: Path) -> N
     assert "<td>never</td>" in page and '<td class="n">0.5</td>' in page and "<td>productive</td>" in page
 
 
-def test_what_workers_warn_of_a_line_of_the_script_is_gathered_once(tmp_path: Path) -> None:
+def test_workers_warnings_about_a_script_line_are_merged(tmp_path: Path) -> None:
     line = "2026-11-25 10:00:00 samebits worker {}: train.py:46: count was 1 and is 7. Fix: make it the state's\n"
     for node in "01":
         (tmp_path / f"worker_{node}.log").write_text(
@@ -277,7 +275,7 @@ def test_what_workers_warn_of_a_line_of_the_script_is_gathered_once(tmp_path: Pa
     assert warnings_in(tmp_path) == ["train.py:46: count was 1 and is 7. Fix: make it the state's"]
 
 
-def test_a_dry_run_says_what_would_be_done_and_does_nothing(
+def test_dry_run_prints_the_plan_and_does_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -291,7 +289,7 @@ def test_a_dry_run_says_what_would_be_done_and_does_nothing(
     assert "not possible here: disk-full: no C compiler (cc) is here" in capsys.readouterr().out
 
 
-def test_a_drill_may_have_no_spare_and_no_fault(capsys: pytest.CaptureFixture[str]) -> None:
+def test_drill_without_spares_or_faults_is_allowed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--dry-run", "--spares", "0", "--kills", "0", "--workers", "1", "--", "train.py"]) == 0
     assert main(["--dry-run", "--kills", "10000", "--", "train.py"]) == 0
     for wrong in (("--spares", "-1"), ("--kills", "-1"), ("--kills", "10001"), ("--workers", "0")):
@@ -300,7 +298,7 @@ def test_a_drill_may_have_no_spare_and_no_fault(capsys: pytest.CaptureFixture[st
         assert f"argument {wrong[0]}" in (said := capsys.readouterr().err.replace("-n/", "")) and "expected " in said
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_existing_folder_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()
     (tmp_path / "drill").mkdir()
@@ -310,13 +308,13 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path, monkeypatch: pytes
         main(["--", "other.py"])
 
 
-def test_another_jobs_place_is_not_inherited() -> None:
+def test_settings_of_an_outer_job_are_not_inherited() -> None:
     found = free_environment({"LOG_DIR": "/theirs", "MS_NODE_ID": "3", "HOME": "/home", "SCHED_PORT": "1"})
     assert found.keys() == {"HOME", "PYTHONPATH"}
 
 
 def drilled(tmp_path: Path, faults: list[str], *options: str, steps: int) -> dict[str, Any]:
-    """The report of a real drill of the digits, whose list is the planned one."""
+    """Return the report of a real drill of the digits with the planned faults."""
     words = ["--faults", ",".join(faults), "--kills", str(len(faults)), "--seed", "2", "--json", *options]
     done = subprocess.run(
         [sys.executable, "-m", "samebits", "drill", *words, "--", str(ROOT / DIGITS), "--steps", str(steps)],
@@ -342,25 +340,25 @@ def drilled(tmp_path: Path, faults: list[str], *options: str, steps: int) -> dic
 
 
 @pytest.mark.system
-def test_a_kill_of_the_digits_is_survived_with_equal_bits(tmp_path: Path) -> None:
+def test_digits_survive_a_kill_with_equal_bits(tmp_path: Path) -> None:
     (given,) = drilled(tmp_path, ["kill"], "-n", "1", "--spares", "0", steps=120)["faults"]
     assert given["did"].startswith("SIGKILL to worker_0 (pid ")
 
 
 @pytest.mark.system
 @pytest.mark.thorough
-def test_the_digits_survive_faults_by_signals(tmp_path: Path) -> None:
+def test_digits_survive_faults_by_signals(tmp_path: Path) -> None:
     drilled(tmp_path, ["kill", "pause", "scheduler", "slow-rank", "host"], steps=400)
 
 
 @pytest.mark.system
 @pytest.mark.thorough
-def test_the_digits_survive_faults_that_a_process_meets_in_itself(tmp_path: Path) -> None:
+def test_digits_survive_faults_inside_a_process(tmp_path: Path) -> None:
     drilled(tmp_path, ["held-gil", "oom", "bitflip-memory"], steps=400)
 
 
 @pytest.mark.system
 @pytest.mark.thorough
-def test_the_digits_survive_faults_of_what_is_around_them(tmp_path: Path) -> None:
+def test_digits_survive_faults_of_their_surroundings(tmp_path: Path) -> None:
     drilled(tmp_path, ["partition", "disk-full", "clock-jump", "bitflip"], steps=400)
     assert "passed over the restore point" in "".join(log.read_text() for log in tmp_path.rglob("worker_*.log"))

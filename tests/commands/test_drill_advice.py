@@ -1,4 +1,4 @@
-"""What a drill tells about scripts that are wrong on purpose: each its own fault, and nothing to one that has none."""
+"""A drill's advice on faulty scripts: the right fault for each, and none for a correct one."""
 
 from __future__ import annotations
 
@@ -34,21 +34,21 @@ def line_of(text: str, part: str) -> int:
     return next(number for number, line in enumerate(text.splitlines(), 1) if part in line)
 
 
-def test_nothing_is_told_where_nothing_is_wrong() -> None:
+def test_correct_script_gets_no_advice() -> None:
     assert told(DIGITS, Compared((20, 40), 2, 9)) == []
 
 
-def test_where_it_differs_and_which_fault_lies_before_is_told() -> None:
+def test_first_difference_and_the_preceding_fault_are_named() -> None:
     assert told(DIGITS)[0] == "equal up to step 20, different at step 40; between them: kill of worker_1 at step 27"
 
 
-def test_where_nothing_points_to_a_cause_that_is_said_with_the_usual_ones() -> None:
+def test_unexplained_difference_lists_the_usual_causes() -> None:
     _, said, *usual = told(DIGITS)
     assert said == "neither the script nor the logs point to a cause; the usual ones are these"
     assert tuple(usual) == USUAL
 
 
-def test_a_counter_outside_of_the_state_is_named_with_its_line() -> None:
+def test_counter_outside_the_state_is_named_with_its_line() -> None:
     text = changed("    @samebits.elastic.run\n", "    seen = 0\n\n    @samebits.elastic.run\n").replace(
         "        model.train()\n", "        nonlocal seen\n        model.train()\n"
     )
@@ -60,7 +60,7 @@ def test_a_counter_outside_of_the_state_is_named_with_its_line() -> None:
     assert "TorchState(…, seen=0), and state.seen in its place" in said
 
 
-def test_a_counter_in_a_dictionary_of_the_script_is_one_too() -> None:
+def test_counter_in_a_dictionary_counts_too() -> None:
     text = changed(
         "                optimizer.zero_grad()\n",
         '                COUNTS["seen"] += 1\n                optimizer.zero_grad()\n',
@@ -70,12 +70,12 @@ def test_a_counter_in_a_dictionary_of_the_script_is_one_too() -> None:
     assert "state.COUNTS_seen" in said
 
 
-def test_a_local_sum_is_none() -> None:
+def test_local_sum_is_no_counter() -> None:
     text = changed("        model.train()\n", "        model.train()\n        total = 0\n        total += 1\n")
     assert told(text)[1:] == told(DIGITS)[1:]
 
 
-def test_a_sampler_that_is_in_no_state_is_named_with_its_line() -> None:
+def test_sampler_outside_the_state_is_named_with_its_line() -> None:
     text = changed("        sampler=sampler,\n        epoch=0", "        epoch=0")
     (_, said) = told(text)
     assert said.startswith(f"train.py:{line_of(text, 'ElasticSampler(')}: the position in the data is in no State")
@@ -84,17 +84,17 @@ def test_a_sampler_that_is_in_no_state_is_named_with_its_line() -> None:
 @pytest.mark.parametrize(
     "loader", ["DataLoader(data, shuffle=True)", "DataLoader(data, sampler=DistributedSampler(data))"]
 )
-def test_any_other_way_to_draw_samples_is_named_as_well(loader: str) -> None:
+def test_other_ways_to_draw_samples_are_named_too(loader: str) -> None:
     (_, said) = told(f"state = samebits.elastic.TorchState(model, optimizer, rng='per_step')\nloader = {loader}\n")
     assert said.startswith("train.py:2: the position in the data is in no State")
 
 
-def test_a_sampler_that_is_told_nothing_is_named() -> None:
+def test_sampler_without_set_epoch_is_named() -> None:
     (_, said) = told(changed("                sampler.record_batch(batch, args.batch_size)\n", ""))
     assert "nobody tells the sampler how far the epoch has come" in said
 
 
-def test_a_forgotten_commit_is_told_as_such_and_nothing_else() -> None:
+def test_forgotten_commit_is_the_only_advice() -> None:
     text = changed("                state.commit()\n", "")
     idle = Outcome([Event(Kind.SCHEDULER, 1.0), Event(Kind.TRAINING, 2.0)], problem="it did not finish")
     (said,) = advise(Script("train.py", text), Compared((), 0, 0, "no checkpoints"), idle, idle)
@@ -102,8 +102,8 @@ def test_a_forgotten_commit_is_told_as_such_and_nothing_else() -> None:
     assert f"in line {line_of(text, 'optimizer.step()')}" in said
 
 
-def test_a_forgotten_commit_is_told_where_the_bits_are_equal_too() -> None:
-    """A job of it begins anew after a loss, and comes to the same end: as one was seen to do."""
+def test_forgotten_commit_is_reported_even_if_the_bits_are_equal() -> None:
+    """Such a job restarts after a loss and may reach the same end, as one did."""
     ran = [Event(Kind.TRAINING, 2.0), Event(Kind.STEP, 3.0), Event(Kind.STEP, 4.0), Event(Kind.TRAINED, 9.0, step=50)]
     text = changed("                state.commit()\n", "")
     equal = Compared((0, 50), 2, 20)
@@ -115,19 +115,19 @@ def test_a_forgotten_commit_is_told_where_the_bits_are_equal_too() -> None:
     assert not never_commits(Outcome())
 
 
-def test_a_script_that_fails_by_itself_gets_no_other_advice_than_its_own_error() -> None:
+def test_failing_script_gets_only_its_own_error() -> None:
     events = [Event(Kind.TRAINING, 2.0), Event(Kind.INTERRUPTED, 3.0, text="failed at train.py:7: TypeError")]
     failed = Outcome(events, problem="failed at train.py:7: TypeError")
     assert advise(Script("train.py", DIGITS), Compared((), 0, 0), failed, Outcome()) == []
 
 
-def test_a_commit_that_is_never_reached_is_another_sentence() -> None:
+def test_commit_that_is_never_reached_has_another_message() -> None:
     idle = Outcome([Event(Kind.TRAINING, 2.0)], problem="it did not finish")
     (said,) = advise(Script("train.py", DIGITS), Compared((), 0, 0, "no checkpoints"), idle, idle)
     assert "its commit() is never reached" in said
 
 
-def test_a_schedule_outside_of_the_state_is_named() -> None:
+def test_schedule_outside_the_state_is_named() -> None:
     text = changed(
         "    # Everything a step depends on",
         "    decay = torch.optim.lr_scheduler.StepLR(optimizer, 10)\n    # Everything a step depends on",
@@ -136,18 +136,18 @@ def test_a_schedule_outside_of_the_state_is_named() -> None:
     assert "the schedule decay is in no State" in said
 
 
-def test_random_numbers_that_nobody_brings_back_are_named() -> None:
+def test_unrestored_random_numbers_are_named() -> None:
     text = "state = samebits.elastic.TorchState(model, optimizer)\nnoise = torch.randn(3)\n"
     assert "draws random numbers" in told(text)[-1]
     assert "draws random numbers" not in told(text.replace("optimizer)", "optimizer, rng='per_step')"))[-1]
 
 
-def test_what_the_workers_have_warned_of_comes_before_what_stands_in_the_script() -> None:
+def test_workers_warnings_precede_findings_in_the_script() -> None:
     warned = "train.py:46: count was 1 when training began and is 7 as it begins anew"
     assert told(DIGITS, disturbed=Outcome(WHOLE.events, said=[warned]))[1:] == [warned]
 
 
-def test_a_rank_that_alone_differs_is_told() -> None:
+def test_single_differing_rank_is_named() -> None:
     odd = Compared(
         (20, 40), 3, 9, "tensor x of rank 1 differs at step 40", 40, 20, (Differing(1, "x"), Differing(1, "lr", False))
     )
@@ -156,7 +156,7 @@ def test_a_rank_that_alone_differs_is_told() -> None:
     assert said[2] == "besides tensors these values of the state differ: lr"
 
 
-def test_ranks_that_a_fault_has_made_unequal_are_told_so() -> None:
+def test_ranks_made_unequal_by_a_fault_are_reported() -> None:
     ended = [*WHOLE.events[:2], Event(Kind.INTERRUPTED, 8.0, text="the ranks are not equal", more={"end": "unequal"})]
     outcome = Outcome(ended, KILLED.injected, problem="the ranks are not equal")
     said = advise(Script("train.py", DIGITS), Compared((), 0, 0, "no checkpoint"), WHOLE, outcome)
@@ -164,5 +164,5 @@ def test_ranks_that_a_fault_has_made_unequal_are_told_so() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "def broken(:\n", "\0", "x = " + "(" * 500])
-def test_a_text_that_is_no_script_is_no_reason_to_fail(text: str) -> None:
+def test_invalid_script_does_not_crash(text: str) -> None:
     assert told(text)[-1] == USUAL[-1]

@@ -1,4 +1,4 @@
-"""How a drill gives its faults, each to a small process of the test's own: what it says it did is what was done."""
+"""A drill's faults, each injected into a small process: what it reports is what happened."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ALIVE = "import sys\nprint('there', flush=True)\n"
 
 @contextmanager
 def process(code: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], ProcessIdentity]]:
-    """A Python process that leads a session, as those of a job do, once it has said a line."""
+    """Start a Python process that leads a session; return once it has printed a line."""
     started = subprocess.Popen(
         [sys.executable, "-c", ALIVE + code],
         env={**os.environ, **environment},
@@ -56,12 +56,12 @@ def process(code: str, **environment: str) -> Iterator[tuple[subprocess.Popen[st
 LOOP = "import time\nwhile True:\n    time.sleep(0.01)\n"
 
 
-def test_every_fault_has_a_way_to_be_given_and_words() -> None:
+def test_every_fault_has_an_implementation_and_a_description() -> None:
     assert _GIVERS.keys() == set(Fault)
     assert len({fault.text for fault in Fault}) == len(Fault)
 
 
-def test_a_host_is_one_half_of_the_members_or_the_other() -> None:
+def test_host_is_one_half_of_the_members() -> None:
     members = ["worker_0", "worker_1", "worker_2"]
     assert (host_of(members, 0.2), host_of(members, 0.7)) == (members[:2], members[2:])
     assert host_of(members[:1], 0.9) == members[:1]
@@ -70,14 +70,14 @@ def test_a_host_is_one_half_of_the_members_or_the_other() -> None:
 # ---- orders
 
 
-def test_a_process_takes_an_order_and_says_what_it_did(tmp_path: Path) -> None:
+def test_process_carries_out_an_order_and_reports_it(tmp_path: Path) -> None:
     orders = Orders(tmp_path / "inside")
     with process(LOOP, PYTHONPATH=str(orders.folder)) as (_, identity):
         assert abs(float(orders.give(identity, "clock")) - time.time()) < PATIENCE_S
         assert list(orders.folder.glob("order-*")) == []
 
 
-def test_a_process_that_does_not_listen_is_not_signalled(tmp_path: Path) -> None:
+def test_process_that_does_not_listen_is_not_signalled(tmp_path: Path) -> None:
     orders = Orders(tmp_path / "inside")
     with process(LOOP) as (started, identity):
         with pytest.raises(ImpossibleError, match="does not listen"):
@@ -85,7 +85,7 @@ def test_a_process_that_does_not_listen_is_not_signalled(tmp_path: Path) -> None
         assert started.poll() is None
 
 
-def test_a_signal_without_an_order_does_nothing(tmp_path: Path) -> None:
+def test_signal_without_an_order_does_nothing(tmp_path: Path) -> None:
     orders = Orders(tmp_path / "inside")
     with process(LOOP, PYTHONPATH=str(orders.folder)) as (started, identity):
         os.kill(started.pid, signal.SIGRTMAX)
@@ -94,7 +94,7 @@ def test_a_signal_without_an_order_does_nothing(tmp_path: Path) -> None:
         assert float(orders.give(identity, "clock"))
 
 
-def test_another_sitecustomize_is_loaded_all_the_same(tmp_path: Path) -> None:
+def test_other_sitecustomize_is_loaded_too(tmp_path: Path) -> None:
     orders = Orders(tmp_path / "inside")
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs/sitecustomize.py").write_text("import builtins\nbuiltins.theirs = 7\n")
@@ -109,7 +109,7 @@ def test_another_sitecustomize_is_loaded_all_the_same(tmp_path: Path) -> None:
     assert done.stdout == "7\n"
 
 
-def test_a_held_interpreter_runs_no_other_thread(tmp_path: Path) -> None:
+def test_held_interpreter_runs_no_other_thread(tmp_path: Path) -> None:
     code = """
 import threading, time
 gaps = [0.0]
@@ -134,7 +134,7 @@ print("held", flush=True)
         assert started.stdout.readline() == "held\n"
 
 
-def test_a_process_that_takes_all_its_memory_ends_of_that(tmp_path: Path) -> None:
+def test_process_that_takes_all_its_memory_dies_of_that(tmp_path: Path) -> None:
     orders = Orders(tmp_path / "inside")
     with process(LOOP, PYTHONPATH=str(orders.folder)) as (started, identity):
         assert orders.give(identity, "eat", limit=RLIMIT_AS) == "allocated beyond RLIMIT_AS"
@@ -144,7 +144,7 @@ def test_a_process_that_takes_all_its_memory_ends_of_that(tmp_path: Path) -> Non
 
 
 class States:
-    """The part of a state that a commit's wait goes by."""
+    """The part of a state that determines a commit's wait."""
 
     uncommitted_steps = 0
 
@@ -157,7 +157,7 @@ class States:
             raise ConnectionError("a member is lost")
 
 
-def test_a_rank_waits_at_the_commit_until_it_is_let_go_or_a_member_is_lost(
+def test_rank_waits_at_the_commit_until_released_or_a_member_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     orders = Orders(tmp_path / "inside")
@@ -188,7 +188,7 @@ def test_a_rank_waits_at_the_commit_until_it_is_let_go_or_a_member_is_lost(
     wait_until_held(21)
     assert not left.acquire(blocking=False)
     orders.hold_at(30)
-    assert left.acquire(timeout=PATIENCE_S) and orders.held([me]) == {}, "let go, up to the next one"
+    assert left.acquire(timeout=PATIENCE_S) and orders.held([me]) == {}, "released, up to the next one"
     committing(30)
     wait_until_held(30)
     state.is_lost = True
@@ -198,10 +198,10 @@ def test_a_rank_waits_at_the_commit_until_it_is_let_go_or_a_member_is_lost(
     commit(30)
     assert left.acquire(timeout=PATIENCE_S), "the drill is gone"
     commit(31)
-    assert left.acquire(timeout=PATIENCE_S), "which is found out once"
+    assert left.acquire(timeout=PATIENCE_S), "which is noticed once"
 
 
-def test_one_bit_of_a_parameter_is_another_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_bit_of_a_parameter_is_flipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     monkeypatch.setattr(inside, "HERE", tmp_path)
     model = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(500)))  # more than any other module here
@@ -216,12 +216,12 @@ def test_one_bit_of_a_parameter_is_another_one(tmp_path: Path, monkeypatch: pyte
 # ---- memory
 
 
-def test_without_a_group_of_its_own_a_process_is_limited_by_its_address_space(tmp_path: Path) -> None:
+def test_process_without_its_own_cgroup_is_limited_by_its_address_space(tmp_path: Path) -> None:
     assert MemoryLimit(os.getpid(), tmp_path).name == RLIMIT_AS
 
 
 def groups(tmp_path: Path, counted: str, own: str) -> Path:
-    """A /proc whose version 2 control groups are folders of the test's."""
+    """Return a /proc whose cgroup v2 folders belong to the test."""
     proc, root = tmp_path / "proc", tmp_path / "cgroup"
     (proc / "self").mkdir(parents=True)
     (proc / "7").mkdir()
@@ -235,7 +235,7 @@ def groups(tmp_path: Path, counted: str, own: str) -> Path:
 
 
 @pytest.mark.parametrize(("own", "above"), [("/user/job", "cgroup/user"), ("/", "cgroup")])
-def test_a_group_is_made_beside_the_processs_own_where_memory_is_counted(tmp_path: Path, own: str, above: str) -> None:
+def test_cgroup_is_made_beside_the_processs_own_if_memory_is_counted(tmp_path: Path, own: str, above: str) -> None:
     proc = groups(tmp_path, "cpu memory pids\n", own)
     assert group_above(7, proc) == tmp_path / above
     limit = MemoryLimit(7, proc)
@@ -244,15 +244,15 @@ def test_a_group_is_made_beside_the_processs_own_where_memory_is_counted(tmp_pat
     assert ((made / "memory.max").read_text(), (made / "cgroup.procs").read_text()) == (str(64 << 20), "7")
 
 
-def test_where_memory_is_not_counted_no_group_is_made(tmp_path: Path) -> None:
+def test_without_a_memory_controller_no_cgroup_is_made(tmp_path: Path) -> None:
     assert MemoryLimit(7, groups(tmp_path, "cpu pids\n", "/user/job")).name == RLIMIT_AS
 
 
-# ---- the library
+# ---- the preloaded library
 
 
 def tried(folder: Path, library: Preloaded) -> str:
-    """What a process under the library says of writing into a folder, of its clock, and of a second folder."""
+    """Return what a process under the library reports on writing to two folders and on its clock."""
     code = (
         "import os, sys, time\n"
         "def errors(path):\n"
@@ -278,7 +278,7 @@ def tried(folder: Path, library: Preloaded) -> str:
     return done.stdout.strip()
 
 
-def test_one_folder_takes_no_byte_and_the_wall_clock_is_off_for_the_jobs_processes_alone(tmp_path: Path) -> None:
+def test_one_full_folder_and_a_shifted_clock_affect_only_the_jobs_processes(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     library = Preloaded(tmp_path, tmp_path / "a")
     assert tried(tmp_path, library).startswith("[0, 0, 0, 0] [0, 0, 0, 0]")
@@ -293,7 +293,7 @@ def test_one_folder_takes_no_byte_and_the_wall_clock_is_off_for_the_jobs_process
     library.close()
 
 
-def test_without_a_compiler_the_library_is_not_possible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_library_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ImpossibleError, match="no C compiler"):
         Preloaded(tmp_path, tmp_path)
@@ -310,7 +310,7 @@ def test_without_a_compiler_the_library_is_not_possible(tmp_path: Path, monkeypa
     ],
     ids=["fails", "hangs", "cannot run"],
 )
-def test_a_compiler_that_fails_or_hangs_makes_the_fault_impossible(
+def test_failing_or_hanging_compiler_makes_the_fault_impossible(
     compiler: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -325,7 +325,7 @@ def test_a_compiler_that_fails_or_hangs_makes_the_fault_impossible(
 
 
 def is_running(pid: int) -> bool:
-    """Return whether this process is still there after it has had time to end."""
+    """Return whether this process still exists after it has had time to end."""
     try:
         descriptor = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -336,7 +336,7 @@ def is_running(pid: int) -> bool:
         os.close(descriptor)
 
 
-def test_what_a_job_preloads_and_looks_for_itself_stays(tmp_path: Path) -> None:
+def test_jobs_own_preloads_are_kept(tmp_path: Path) -> None:
     own = {"LD_PRELOAD": "/lib/theirs.so", "PYTHONPATH": "/theirs"}
     tools = Tools.made(tmp_path, {Fault.CLOCK_JUMP}, 1, own)
     assert tools.environment["LD_PRELOAD"] == f"{tmp_path}/libc_faults.so:/lib/theirs.so"
@@ -344,12 +344,12 @@ def test_what_a_job_preloads_and_looks_for_itself_stays(tmp_path: Path) -> None:
     tools.close()
 
 
-# ---- the line
+# ---- the network line
 
 
 @contextmanager
 def echoing(port: int) -> Iterator[None]:
-    """Answers on the inside with what it hears, on an IPv6 socket with a mapped address, as ZeroMQ's are."""
+    """Echo on the inside, on an IPv6 socket with a mapped address as ZeroMQ uses."""
     with ExitStack() as stack:
         listener = stack.enter_context(socket.socket(socket.AF_INET6))
         listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -375,7 +375,7 @@ def echoing(port: int) -> Iterator[None]:
 
 
 def called(port: int) -> socket.socket:
-    """A connection through the line, once it is there."""
+    """Return a connection through the line once it is established."""
     deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
@@ -385,7 +385,7 @@ def called(port: int) -> socket.socket:
             time.sleep(0.01)
 
 
-def test_a_line_is_there_while_something_listens_behind_it() -> None:
+def test_line_works_while_a_server_listens_behind_it() -> None:
     port = free_port()
     line = Line(port)
     try:
@@ -405,7 +405,7 @@ def test_a_line_is_there_while_something_listens_behind_it() -> None:
         line.close()
 
 
-def test_a_cut_line_passes_nothing_closes_nothing_and_loses_nothing() -> None:
+def test_cut_line_passes_nothing_closes_nothing_and_loses_nothing() -> None:
     port = free_port()
     line = Line(port)
     try:
@@ -417,7 +417,7 @@ def test_a_cut_line_passes_nothing_closes_nothing_and_loses_nothing() -> None:
             caller.settimeout(0.3)
             with pytest.raises(TimeoutError):
                 caller.recv(100)
-            with called(port) as anew:  # as a process that dials again
+            with called(port) as anew:  # a process that reconnects
                 anew.sendall(b"anew")
                 anew.settimeout(0.3)
                 with pytest.raises(TimeoutError):
@@ -430,7 +430,7 @@ def test_a_cut_line_passes_nothing_closes_nothing_and_loses_nothing() -> None:
         line.close()
 
 
-def test_only_the_one_process_is_cut_off(tmp_path: Path) -> None:
+def test_only_the_targeted_process_is_cut_off(tmp_path: Path) -> None:
     port = free_port()
     line = Line(port)
     try:
@@ -450,7 +450,7 @@ def test_only_the_one_process_is_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("draw", [0.0, 0.5, 0.999999])
-def test_one_bit_of_a_file_is_another_one(tmp_path: Path, draw: float) -> None:
+def test_one_bit_of_a_file_is_flipped(tmp_path: Path, draw: float) -> None:
     path = tmp_path / "data"
     path.write_bytes(bytes(100))
     path.chmod(0o400)

@@ -1,4 +1,4 @@
-"""Real drills of scripts that are wrong on purpose: each is told what is wrong with it, and in which line."""
+"""Real drills of faulty scripts: the report names the fault and its line."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ train(state)
 
 
 def drilled(tmp_path: Path, text: str, *options: str) -> dict[str, Any]:
-    """The report of a drill of this text in which everything is killed once."""
+    """Return the report of a drill of this script in which everything is killed once."""
     (tmp_path / "train.py").write_text(text)
     words = ["--faults", "all", "--kills", "1", "--seed", "1", "--spares", "0", "--json", *options]
     done = subprocess.run(
@@ -91,7 +91,7 @@ def changed(*pairs: tuple[str, str], steps: int = 300) -> tuple[str, list[str]]:
     return text, text.splitlines()
 
 
-def test_a_counter_outside_of_the_state(tmp_path: Path) -> None:
+def test_counter_outside_the_state(tmp_path: Path) -> None:
     text, lines = changed(
         ("    while state.step", "    global seen\n    while state.step"),
         (
@@ -107,7 +107,7 @@ def test_a_counter_outside_of_the_state(tmp_path: Path) -> None:
     assert told["faults"] == []
 
 
-def test_a_sampler_that_is_in_no_state(tmp_path: Path) -> None:
+def test_sampler_outside_the_state(tmp_path: Path) -> None:
     text, lines = changed(("    sampler=sampler,\n", ""))
     told = drilled(tmp_path, text)
     assert told["problem"].startswith("undisturbed: step 5, taken three times from the same commit, came out different")
@@ -116,7 +116,7 @@ def test_a_sampler_that_is_in_no_state(tmp_path: Path) -> None:
     assert not any("counted outside" in one or "commit()" in one.split("Fix")[0] for one in told["advice"]), told
 
 
-def test_a_commit_that_was_forgotten(tmp_path: Path) -> None:
+def test_forgotten_commit(tmp_path: Path) -> None:
     text, lines = changed(("            state.commit()\n", ""))
     told = drilled(tmp_path, text)
     line = lines.index("            optimizer.step()") + 1

@@ -1,4 +1,4 @@
-"""Reading on: every event once, whatever becomes of the files meanwhile; and what is made of it: lines, spans."""
+"""Following the events: each event once, whatever happens to the files; output as lines and spans."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def log_in(folder: Path, part_bytes: int = 1 << 20) -> EventLog:
     return EventLog(folder, lambda lines: line_of(Event(Kind.CARRIED, 1.0)), pytest.fail, part_bytes=part_bytes)
 
 
-def test_what_comes_is_told_once(tmp_path: Path) -> None:
+def test_new_events_are_returned_once(tmp_path: Path) -> None:
     log, stream = log_in(tmp_path), EventStream(tmp_path)
     assert stream.new() == []
     log.append([line_of(step(1)), line_of(step(2))])
@@ -50,7 +50,7 @@ def test_what_comes_is_told_once(tmp_path: Path) -> None:
     assert [event.step for event in stream.new()] == [3]
 
 
-def test_parts_that_are_moved_on_repeat_nothing_and_lose_nothing(tmp_path: Path) -> None:
+def test_rotated_parts_repeat_nothing_and_lose_nothing(tmp_path: Path) -> None:
     log, stream = log_in(tmp_path, part_bytes=400), EventStream(tmp_path)
     told: list[int] = []
     for number in range(1, 40 * MOST_PARTS):
@@ -61,7 +61,7 @@ def test_parts_that_are_moved_on_repeat_nothing_and_lose_nothing(tmp_path: Path)
     assert told == list(range(1, 40 * MOST_PARTS))
 
 
-def test_what_people_ask_is_told_where_it_was_asked(tmp_path: Path) -> None:
+def test_operator_requests_appear_where_they_were_made(tmp_path: Path) -> None:
     log, stream = log_in(tmp_path), EventStream(tmp_path)
     log.append([line_of(step(1)), line_of(step(3))])
     event_log.append_asked(tmp_path, line_of(Event(Kind.ASKED, 2.0, node="1")))
@@ -71,7 +71,7 @@ def test_what_people_ask_is_told_where_it_was_asked(tmp_path: Path) -> None:
     assert [event.at for event in stream.new()] == [4.0]
 
 
-def test_following_ends_once_the_job_is_finished_and_not_where_it_is_only_ended(tmp_path: Path) -> None:
+def test_following_ends_with_a_finished_job_but_not_an_interrupted_one(tmp_path: Path) -> None:
     log, stream = log_in(tmp_path), EventStream(tmp_path)
     log.append([line_of(step(1)), line_of(Event(Kind.INTERRUPTED, 2.0))])
     looks = itertools.count()
@@ -87,7 +87,7 @@ def test_following_ends_once_the_job_is_finished_and_not_where_it_is_only_ended(
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Of a job that has begun, lost worker 1, and come to its end; the current one."""
+    """Return the folder of a finished job that lost worker 1; it is the current folder."""
     recovery = tmp_path / "recovery"
     recovery.mkdir(mode=0o700)
     events = [
@@ -111,7 +111,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_history_that_is_followed_is_one_object_a_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_followed_history_is_one_object_per_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert history_main(["--follow", "--json"]) == 0
     told = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [one["kind"] for one in told][-2:] == ["step", "finished"]
@@ -121,7 +121,7 @@ def test_a_history_that_is_followed_is_one_object_a_line(folder: Path, capsys: p
     assert len(lines) == 10 and "worker 1: killed" in lines[5]
 
 
-def test_spans_are_sent_with_their_own_times_and_their_parts_below_them(folder: Path) -> None:
+def test_spans_have_their_own_times_and_children(folder: Path) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     otel.send(spans_of(EventStream(folder / "recovery").new()), provider)
@@ -135,7 +135,7 @@ def test_spans_are_sent_with_their_own_times_and_their_parts_below_them(folder: 
 
 
 class Collector(http.server.BaseHTTPRequestHandler):
-    """Takes what an OTLP exporter sends; ``names`` of all spans so far."""
+    """Receive what an OTLP exporter sends; ``names`` are all spans so far."""
 
     names: ClassVar[list[str]] = []
 
@@ -150,10 +150,10 @@ class Collector(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Nothing."""
+        """Do not log requests."""
 
 
-def test_spans_reach_a_collector_by_the_real_exporter(
+def test_spans_reach_a_collector_through_the_real_exporter(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Collector) as server:
@@ -176,7 +176,7 @@ def test_spans_reach_a_collector_by_the_real_exporter(
         None,  # there is none
     ],
 )
-def test_spans_that_no_collector_took_are_not_said_to_be_sent(
+def test_spans_that_were_not_delivered_are_not_reported_as_sent(
     answer: bytes | None, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
@@ -186,7 +186,7 @@ def test_spans_that_no_collector_took_are_not_said_to_be_sent(
             otel.main([])
 
 
-def test_an_answer_without_end_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_endless_answer_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with collecting(b"HTTP/1.1 200 ok\r\n\r\n", endless=True) as port:
         with otel._bounded_session() as session:
             answer = session.post(f"http://127.0.0.1:{port}", b"x", timeout=60)
@@ -197,7 +197,7 @@ def test_an_answer_without_end_is_not_read(folder: Path, monkeypatch: pytest.Mon
 
 @contextlib.contextmanager
 def collecting(answer: bytes | None, *, endless: bool = False) -> Iterator[int]:
-    """A port at which every connection is answered so; without end, where it is to be."""
+    """Return a port where every connection gets this answer, endlessly if requested."""
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as held:
 
         def serve() -> None:
@@ -231,7 +231,7 @@ def test_spans_are_printed_without_any_library(folder: Path, capsys: pytest.Capt
     assert [part["name"] for part in told[-1]["parts"]] == ["recover.decide", "recover.meet", "recover.restore"]
 
 
-def test_without_the_exporter_a_sentence_says_what_to_install(
+def test_missing_exporter_is_named_with_what_to_install(
     folder: Path, monkeypatch: pytest.MonkeyPatch, find_nothing: Callable[[str], None]
 ) -> None:
     find_nothing("opentelemetry")
@@ -241,7 +241,7 @@ def test_without_the_exporter_a_sentence_says_what_to_install(
 
 @pytest.fixture
 def find_nothing(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Makes a package be not installed."""
+    """Make a package appear uninstalled."""
 
     def hide(name: str) -> None:
         def find_spec(asked: str) -> None:

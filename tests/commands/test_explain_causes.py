@@ -1,4 +1,4 @@
-"""The printed table of causes: what it says is what the code says, and a job's own rows are in it."""
+"""``samebits explain causes`` agrees with the code, and includes a job's own rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ AT = {
 
 
 @pytest.mark.parametrize("hang", sorted(set(Hang) - SILENT_KINDS, key=str))
-def test_the_page_quotes_the_sentences_that_are_said(hang: Hang) -> None:
+def test_page_quotes_the_actual_messages(hang: Hang) -> None:
     others = [Member(str(node), 10, SLEEPS if hang is Hang.NOBODY_WAITS else WAITS) for node in range(2)]
     found = judge([*others, Member("2", 10, AT.get(hang, SLEEPS))])
     assert found.common is hang or [one for _, one in found.culprits] == [hang]
@@ -47,7 +47,7 @@ def test_every_cause_has_a_row_in_both_languages_and_no_cell_breaks_the_table() 
 OWN = '[[cause]]\nfault = "ours"\nerror = "LicenseError"\nclass = "network"\nstrategy = "wait"\n'
 
 
-def test_for_programs_and_people_with_a_jobs_own_rows_first(
+def test_output_as_json_and_text_starts_with_a_jobs_own_rows(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "own.toml").write_text(OWN)
@@ -73,7 +73,7 @@ def test_for_programs_and_people_with_a_jobs_own_rows_first(
         (lambda path: path.write_text("\n[[cause]]\nclass = 'x'\n"), "line 2: a row without a condition"),
     ],
 )
-def test_a_file_that_cannot_be_used_is_one_sentence(make: object, says_: str, tmp_path: Path) -> None:
+def test_unusable_file_is_one_sentence(make: object, says_: str, tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     make(path)  # type: ignore[operator]
     with pytest.raises(SettingsError) as caught:

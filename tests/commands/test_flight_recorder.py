@@ -1,4 +1,4 @@
-"""Torch's own analyser reads the files, and finds the rank that never came into a collective or is in another one."""
+"""Torch's own analyser reads our files and finds the rank missing from a collective or in another one."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def write(folder: Path, *ranks: list[Launched]) -> Path:
 
 
 def analysed(folder: Path) -> str:
-    """What ``torchfrtrace`` says; in a process of its own, since it sets torch's logging."""
+    """Return the output of ``torchfrtrace``, run as a process because it changes torch's logging."""
     command = [sys.executable, "-m", "torch.distributed.flight_recorder.fr_trace", str(folder), "-v"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
 
-def test_the_rank_that_is_missing_is_found(tmp_path: Path) -> None:
+def test_missing_rank_is_found(tmp_path: Path) -> None:
     before = [launched(0, "broadcast"), launched(1, "all_gather"), launched(2, "barrier")]
     waits = [*before, launched(3, over=False)]
     said = analysed(write(tmp_path / "fr", waits, before, waits))
@@ -71,21 +71,21 @@ def test_the_rank_that_is_missing_is_found(tmp_path: Path) -> None:
         ([launched(0), launched(1, size=9, over=False)], "does not match found input sizes: '[[9]]'"),
     ],
 )
-def test_the_rank_that_does_something_else_is_found(tmp_path: Path, ones: list[Launched], text: str) -> None:
+def test_rank_in_another_collective_is_found(tmp_path: Path, ones: list[Launched], text: str) -> None:
     waits = [launched(0), launched(1, over=False)]
     said = analysed(write(tmp_path / "fr", waits, ones, waits))
     assert "Collective sequence number: 2 has errors" in said and "Culprit rank 1" in said and text in said
 
 
-def test_a_subgroup_has_its_own_ranks(tmp_path: Path) -> None:
+def test_subgroup_has_its_own_ranks(tmp_path: Path) -> None:
     found = stack.dump_of(Contents(0, 3, (launched(0, group=PAIR),), (WORLD, PAIR)))
     assert found["pg_config"]["3"] == {"name": "3", "desc": "pairs", "ranks": "[0, 2]"}
     assert found["entries"][0]["process_group"] == ("3", "pairs")
 
 
 @pytest.mark.parametrize("missing", ["", pytest.param("sender", marks=pytest.mark.thorough)])
-def test_a_send_without_its_receive_is_found_with_the_line_and_collectives_match(tmp_path: Path, missing: str) -> None:
-    """Rank 0 sends to 1 and 2, rank 1 to 2 and back; no collective is taken for a send of the same number."""
+def test_send_without_its_receive_is_found_with_the_line(tmp_path: Path, missing: str) -> None:
+    """Rank 0 sends to 1 and 2, rank 1 to 2 and back. No collective is taken for a send with the same number."""
     zero = [launched(0), between(1, "send", 1, 1), between(2, "send", 2, 1), launched(1), between(4, "recv", 1, 1)]
     zero.append(between(9, "send", 1, 2, over=False))
     one = [launched(0), between(1, "recv", 0, 1), between(2, "send", 2, 1), launched(1), between(4, "send", 0, 1)]
@@ -101,13 +101,13 @@ def test_a_send_without_its_receive_is_found_with_the_line_and_collectives_match
 
 
 @pytest.mark.thorough
-def test_a_send_of_another_size_than_its_receive_is_found(tmp_path: Path) -> None:
+def test_send_and_receive_of_different_sizes_are_found(tmp_path: Path) -> None:
     zero, one = [between(0, "send", 1, 1, over=False)], [between(0, "recv", 0, 1, size=9, over=False)]
     assert "has errors" in (said := analysed(write(tmp_path / "fr", zero, one, []))) and "Culprit rank 1" in said
 
 
-def test_where_older_ones_gave_way_what_other_ranks_may_not_have_is_left_out(tmp_path: Path) -> None:
-    """One rank sends ten times as often as the others, so that its ring reaches back less far."""
+def test_records_that_other_ranks_may_have_overwritten_are_left_out(tmp_path: Path) -> None:
+    """One rank sends ten times as often as the others, so its ring reaches back less far."""
     steps, sends = 1000, 4
     ranks: list[list[Launched]] = []
     for rank, (op, peer) in enumerate((("send", 1), ("recv", 0))):

@@ -1,4 +1,4 @@
-"""The history of a real job: a kill, its recovery, its end, and sums that leave no microsecond out."""
+"""The history of a real job: a kill, its recovery, its end, and exact sums."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.launcher.shell_job import UNTIL_TOLD, ShellJob
 pytestmark = pytest.mark.system
 
 
-def test_a_kill_is_one_recovery_in_the_history_and_in_the_followers_summary(job: ShellJob) -> None:
+def test_kill_is_one_recovery_in_the_history_and_in_the_followers_summary(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
     killed = job.kill("worker_1")
@@ -38,7 +38,7 @@ def test_a_kill_is_one_recovery_in_the_history_and_in_the_followers_summary(job:
     assert "the job is finished" in lines.text and "earlier events" in lines.text
 
 
-def test_where_nothing_ever_ran_it_says_what_to_do(job: ShellJob) -> None:
+def test_without_a_job_it_says_what_to_do(job: ShellJob) -> None:
     for tool in (["history"], ["history", "--html"]):
         shell = job.tool(*tool)
         assert shell.end() != 0

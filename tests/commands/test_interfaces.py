@@ -1,4 +1,4 @@
-"""Which of two networks a job's data go over, and that ``doctor`` says where that is the slow one."""
+"""Network interfaces: ``doctor`` reports if a job's data use the slower of two networks."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ UNKNOWN = Interface("veth0", frozenset({"172.16.0.1"}), None)
         ("10.0.0.1", [SLOW, FAST, UNKNOWN], (SLOW, FAST)),
         ("fe80::1", [SLOW, FAST], (SLOW, FAST)),
         ("10.9.0.1", [SLOW, FAST], None),
-        ("172.16.0.1", [SLOW, FAST, UNKNOWN], None),  # nobody knows how fast it is
-        ("192.0.2.9", [SLOW, FAST], None),  # nobody's
+        ("172.16.0.1", [SLOW, FAST, UNKNOWN], None),  # its speed is unknown
+        ("192.0.2.9", [SLOW, FAST], None),  # belongs to no host
         ("10.0.0.1", [SLOW, Interface("eth1", frozenset({"10.1.0.1"}), 1_500)], None),  # hardly faster
         ("10.0.0.1", [SLOW], None),
     ],
 )
-def test_a_faster_one_is_found_where_the_kernel_knows_it(
+def test_faster_interface_is_found_if_the_kernel_knows_it(
     used: str, known: list[Interface], found: tuple[Interface, Interface] | None
 ) -> None:
     assert slower(used, known) == found
 
 
-def test_this_hosts_interfaces_have_its_addresses_and_no_loopback(tmp_path: Path) -> None:
+def test_this_hosts_interfaces_have_its_addresses_without_loopback(tmp_path: Path) -> None:
     found = interfaces(tmp_path)
     assert all(one.addresses and one.mbit is None for one in found)
     assert not any({"127.0.0.1", "::1"} & one.addresses for one in found)
@@ -51,7 +51,7 @@ def settings_with(host: str) -> Settings:
     return config.read({"SCHED_HOST": host, "CLUSTER_INSECURE": "1"}, role_required=False)[0]
 
 
-def test_doctor_says_that_the_slow_network_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_reports_that_the_slow_network_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "address_towards", lambda host, port: "10.0.0.1")
     monkeypatch.setattr(doctor, "interfaces", lambda: [SLOW, FAST])
     [finding] = doctor.network(settings_with("10.0.0.2"))
@@ -62,11 +62,11 @@ def test_doctor_says_that_the_slow_network_is_used(monkeypatch: pytest.MonkeyPat
     assert (finding.found, finding.fix) == ("gradients go over ib0 (10.9.0.1), which leads to SCHED_HOST", "")
 
 
-def test_doctor_has_nothing_to_say_of_one_machine() -> None:
+def test_doctor_reports_nothing_on_a_single_machine() -> None:
     assert doctor.network(settings_with("127.0.0.1")) == []
 
 
-def test_doctor_looks_at_each_of_several_hosts(tmp_path: Path) -> None:
+def test_doctor_checks_each_of_several_hosts(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
     [finding] = doctor.scheduler(settings_with(f"file:{hosts}"))
     assert "No such file" in finding.found and finding.fix

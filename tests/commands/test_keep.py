@@ -1,4 +1,4 @@
-"""``samebits keep`` around a process: its status is the engine's word, and each step is said."""
+"""``samebits keep``: its exit status for the container engine, and a message for each step."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COUNTS = 'echo started >> "$COUNT"; '
 
 @contextlib.contextmanager
 def kept(tmp_path: Path, script: str, *options: str, **settings: str) -> Iterator[subprocess.Popen[str]]:
-    """Run ``samebits keep``; end it if a test fails meanwhile, because ``Popen`` alone would wait for it."""
+    """Run ``samebits keep`` and end it if the test fails, since ``Popen`` alone would wait for it."""
     command = [sys.executable, "-P", "-m", "samebits", "keep", *options, "sh", "-c", script]
     ours = {"PROBE_FILE": str(tmp_path / "probe"), "ROLE": "scheduler", "WORKER_NUM": "1", "COUNT": str(tmp_path / "n")}
     with subprocess.Popen(
@@ -44,14 +44,14 @@ def starts(tmp_path: Path) -> int:
 
 
 @pytest.mark.parametrize("status", [0, 1, 64, 87, 143])
-def test_where_starting_again_cannot_help_the_status_is_handed_on(tmp_path: Path, status: int) -> None:
+def test_status_is_passed_on_if_a_restart_cannot_help(tmp_path: Path, status: int) -> None:
     with kept(tmp_path, f"{COUNTS} exit {status}") as keeper:
         said, _ = keeper.communicate(timeout=60)
     assert (keeper.returncode, starts(tmp_path), said) == (status, 1, "")
 
 
-def test_from_level_to_level(tmp_path: Path) -> None:
-    """The pod level ends the container with a status that has it started again; what was tried lies in its pod."""
+def test_escalation_from_level_to_level(tmp_path: Path) -> None:
+    """The pod level ends the container with a status that restarts it; earlier attempts are recorded in the pod."""
     strategy = {"RECOVER_STRATEGY": "recover,exit", "POD_RESCHEDULING": "on", "RECOVER_ATTEMPTS": "1"}
     said = []
     for count, status in ((2, 137), (3, LevelsSpentError.exit_code), (4, LevelsSpentError.exit_code)):
@@ -68,7 +68,7 @@ def test_from_level_to_level(tmp_path: Path) -> None:
     assert "no level is left: 1 attempt at the job level failed: given up (status 92)" in said[2]
 
 
-def test_a_signal_is_handed_on_and_nothing_is_started_again(tmp_path: Path) -> None:
+def test_signal_is_passed_on_and_nothing_is_restarted(tmp_path: Path) -> None:
     waits = COUNTS + "trap 'sleep 0.2; exit 77' TERM; echo ready; while :; do sleep 0.05; done"
     with kept(tmp_path, waits) as keeper:
         assert keeper.stdout is not None and keeper.stdout.readline() == "ready\n"
@@ -77,7 +77,7 @@ def test_a_signal_is_handed_on_and_nothing_is_started_again(tmp_path: Path) -> N
     assert starts(tmp_path) == 1
 
 
-def test_who_is_to_stay_stays_until_it_is_ended(tmp_path: Path) -> None:
+def test_stay_keeps_the_container_until_it_is_ended(tmp_path: Path) -> None:
     with kept(tmp_path, f"{COUNTS} exit 87", "--stay") as keeper:
         assert keeper.stdout is not None and "ended with status 87, not restarted" in keeper.stdout.readline()
         assert keeper.poll() is None
@@ -86,7 +86,7 @@ def test_who_is_to_stay_stays_until_it_is_ended(tmp_path: Path) -> None:
     assert starts(tmp_path) == 1
 
 
-def test_wrong_settings_stay_too(tmp_path: Path) -> None:
+def test_stay_applies_to_wrong_settings_too(tmp_path: Path) -> None:
     with kept(tmp_path, COUNTS, "--stay", RECOVER_STRATEGY="reboot") as keeper:
         assert keeper.stdout is not None
         assert "'reboot' is none of them" in keeper.stdout.readline()
@@ -97,7 +97,7 @@ def test_wrong_settings_stay_too(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stays", [False, True])
 @pytest.mark.parametrize("command", ["no-such-command", "/no/such", __file__, "/"])
-def test_what_cannot_be_started_at_all_is_said_once_and_not_tried_again(
+def test_command_that_cannot_start_is_reported_once_and_not_retried(
     command: str, stays: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("samebits.commands.keep._stay", lambda status, _signals: status)
@@ -106,7 +106,7 @@ def test_what_cannot_be_started_at_all_is_said_once_and_not_tried_again(
     assert f"{command!r} cannot be started: " in line and "Fix: " in line
 
 
-def test_a_program_that_did_run_and_is_gone_is_tried_as_one_that_died(tmp_path: Path) -> None:
+def test_program_that_vanished_counts_as_one_that_died(tmp_path: Path) -> None:
     program = tmp_path / "sh"
     program.write_text('#!/bin/sh\n/bin/rm "$0"; exit 3\n')
     program.chmod(0o755)
@@ -116,7 +116,7 @@ def test_a_program_that_did_run_and_is_gone_is_tried_as_one_that_died(tmp_path: 
     assert "sh: No such file or directory" in said and "1 attempt at the process level failed" in said
 
 
-def test_a_note_of_somebody_else_is_refused(tmp_path: Path) -> None:
+def test_foreign_note_is_refused(tmp_path: Path) -> None:
     (tmp_path / "probe.tried").symlink_to("/etc/passwd")
     with kept(tmp_path, COUNTS) as keeper:
         said, _ = keeper.communicate(timeout=60)
@@ -124,7 +124,7 @@ def test_a_note_of_somebody_else_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "n").exists()
 
 
-def test_without_a_command_there_is_nothing_to_keep(capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["keep"]) == 80
     assert "which command?" in capsys.readouterr().err
     assert os.environ.get("ROLE") is None

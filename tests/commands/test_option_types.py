@@ -1,4 +1,4 @@
-"""Every number that an option takes has bounds, whatever the subcommand."""
+"""Every numeric option of every subcommand has bounds."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ WRONG = (
 
 
 class Stopped(Exception):
-    """The parser was ready to read words."""
+    """The parser is ready to read words."""
 
 
 def parsers_of(monkeypatch: pytest.MonkeyPatch, name: str) -> list[argparse.ArgumentParser]:
-    """The parsers of one subcommand, with those of its own subcommands."""
+    """Return the parsers of one subcommand and of its own subcommands."""
     seen: list[argparse.ArgumentParser] = []
 
     def stop(parser: argparse.ArgumentParser, *_: object) -> None:
@@ -57,10 +57,10 @@ def numbers_in(parser: argparse.ArgumentParser) -> Iterator[argparse.Action]:
 
 
 @pytest.mark.parametrize("name", [one.name for one in SUBCOMMANDS])
-def test_every_number_has_bounds_and_says_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_number_has_bounds_and_shows_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for parser in parsers_of(monkeypatch, name):
         for action in numbers_in(parser):
-            assert action.type not in (int, float), f"{name} {action.dest}: nan, 1_000 and 400 digits are taken"
+            assert action.type not in (int, float), f"{name} {action.dest}: nan, 1_000 and 400 digits are accepted"
             for text in WRONG:
                 with pytest.raises(argparse.ArgumentTypeError, match="expected"):
                     raise AssertionError(f"{name} {action.dest} takes {text!r} as {action.type(text)!r}")  # type: ignore[operator]
@@ -69,7 +69,7 @@ def test_every_number_has_bounds_and_says_them(name: str, monkeypatch: pytest.Mo
                     action.type("65536")  # type: ignore[operator,misc]
 
 
-def test_the_walk_finds_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_finds_numeric_options(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {
         f"{one.name} {action.dest}"
         for one in SUBCOMMANDS
@@ -91,7 +91,7 @@ def test_the_walk_finds_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
         ["steps", "--from", str(2**63)],
     ],
 )
-def test_a_number_out_of_its_bounds_is_a_wrong_usage(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_out_of_bounds_number_is_a_usage_error(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         root.main(words)
     assert ended.value.code == 2
@@ -113,7 +113,7 @@ def test_a_number_out_of_its_bounds_is_a_wrong_usage(words: list[str], capsys: p
         ["--monitor-interval", "1e400"],
     ],
 )
-def test_run_refuses_numbers_out_of_their_bounds_before_anything_starts(
+def test_run_refuses_out_of_bounds_numbers_before_anything_starts(
     words: list[str], tmp_path: object, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(str(tmp_path))

@@ -1,4 +1,4 @@
-"""What a start finds, and what it is told: refused with a reason and a fix, or the moves that make way."""
+"""Preparing a start: refused with a reason and a fix, or the moves that clear the way."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ REFUSED: list[tuple[str, Found, bool, type[SameBitsError], list[str]]] = [
 
 
 @pytest.mark.parametrize(("name", "seen", "fresh", "error", "words"), REFUSED, ids=[case[0] for case in REFUSED])
-def test_a_start_is_refused_with_what_is_there_and_what_to_type(
+def test_refused_start_names_what_is_there_and_what_to_type(
     name: str, seen: Found, fresh: bool, error: type[SameBitsError], words: list[str]
 ) -> None:
     with pytest.raises(error) as caught:
@@ -121,7 +121,7 @@ def test_a_start_is_refused_with_what_is_there_and_what_to_type(
 
 
 @pytest.mark.parametrize(("running", "said"), [(NAMED, ", worker 5. "), (NAMED + 1, ", worker 5 and 1 more. ")])
-def test_so_many_running_processes_are_named_and_the_rest_counted(running: int, said: str) -> None:
+def test_named_running_processes_are_bounded_and_the_rest_counted(running: int, said: str) -> None:
     names = tuple(f"worker {number}" for number in range(running))
     with pytest.raises(LockedError) as caught:
         plan_start(found(view=UNFINISHED, running=names), fresh=False)
@@ -181,17 +181,17 @@ ALLOWED: list[tuple[str, Found, bool, list[Move]]] = [
 
 
 @pytest.mark.parametrize(("name", "seen", "fresh", "moves"), ALLOWED, ids=[case[0] for case in ALLOWED])
-def test_what_is_in_the_way_is_moved_aside(name: str, seen: Found, fresh: bool, moves: list[Move]) -> None:
+def test_obstacles_are_moved_aside(name: str, seen: Found, fresh: bool, moves: list[Move]) -> None:
     plan = plan_start(seen, fresh=fresh)
     assert list(plan.moves) == moves
     assert bool(plan.why) == bool(moves)
 
 
-def test_nothing_is_said_where_nothing_is_moved() -> None:
+def test_nothing_is_printed_if_nothing_is_moved() -> None:
     assert plan_start(found(), fresh=False) == Plan()
 
 
-def test_names_of_what_was_moved_aside() -> None:
+def test_names_of_moved_folders() -> None:
     first, second = aside_path(RECOVERY, JOB, 1), aside_path(RECOVERY, JOB, 2)
     assert (first.name, second.name) == ("recovery.1a2b3c4d.aside", "recovery.1a2b3c4d.2.aside")
     assert {aside_id(path.name, "recovery") for path in (first, second)} == {"1a2b3c4d"}
@@ -199,7 +199,7 @@ def test_names_of_what_was_moved_aside() -> None:
     assert aside_id("ckpt_of_rank.1a2b3c4d.aside", "recovery") is None
 
 
-def test_a_log_folder_stays_and_only_changes_its_owner() -> None:
+def test_log_folder_stays_and_only_changes_its_owner() -> None:
     plan = plan_start(found(view=FINISHED, log_job=JOB), fresh=False)
     assert plan.moves[-1] == Move(LOGS / "owner.json", JOB)
     assert LOGS not in {move.path for move in plan.moves}

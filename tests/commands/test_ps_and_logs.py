@@ -1,4 +1,4 @@
-"""``samebits ps`` and ``samebits logs``: which rows, which lines."""
+"""``samebits ps`` and ``samebits logs``: their rows and lines."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from samebits.store.process_identity import ProcessIdentity, write_pid_file
 from tests.launcher.views import process, view, worker
 
 
-def test_a_row_a_process_with_the_slot_of_exactly_that_process() -> None:
+def test_each_process_has_a_row_with_its_own_slot() -> None:
     me = ProcessIdentity.current()
     seen = view(workers=(replace(worker(0), identity=me), worker(1)), spares=(worker(2, slot=None),), max_world_size=2)
     started = {"scheduler": process(99), "worker_0": me, "worker_1": process(777), "worker_2": process(102)}
@@ -36,7 +36,7 @@ def test_a_row_a_process_with_the_slot_of_exactly_that_process() -> None:
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A log folder with two logs, in a folder of its own."""
+    """Return a log folder with two logs, in a folder of its own."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LOG_DIR", str(tmp_path))
     monkeypatch.setenv("WORKER_NUM", "2")
@@ -46,7 +46,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_ps_lists_who_was_started_here(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ps_lists_the_processes_started_here(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_pid_file(here / "worker_1.pid", ProcessIdentity.current())
     assert main(["ps"]) == 0
     head, row = capsys.readouterr().out.splitlines()
@@ -54,7 +54,7 @@ def test_ps_lists_who_was_started_here(here: Path, capsys: pytest.CaptureFixture
     assert row.split() == ["1", "–", "worker", str(ProcessIdentity.current().pid), "runs"]
 
 
-def test_the_ends_of_all_logs_under_their_names_or_of_one_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ends_of_all_logs_with_names_or_of_one_alone(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["logs", "-n", "1"]) == 0
     assert capsys.readouterr().out == "[worker_0]  worker_0 line 29\n[worker_1]  worker_1 line 29\n"
     assert main(["logs", "1", "-n", "2"]) == 0
@@ -66,9 +66,7 @@ def test_the_ends_of_all_logs_under_their_names_or_of_one_alone(here: Path, caps
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo"])
-def test_what_was_planted_as_a_log_is_neither_shown_nor_waited_for(
-    here: Path, capsys: pytest.CaptureFixture[str], kind: str
-) -> None:
+def test_planted_log_is_neither_shown_nor_waited_for(here: Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     log, secret = here / "worker_0.log", here / "secret"
     secret.write_text("a secret\n")
     log.unlink()
@@ -82,7 +80,7 @@ def test_what_was_planted_as_a_log_is_neither_shown_nor_waited_for(
     assert "no plain file" in said.err
 
 
-def test_of_a_worker_that_was_replaced_the_log_with_its_error_is_shown(
+def test_log_of_a_replaced_worker_with_its_error_is_shown(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(logs.job_spec, "nodes_of", lambda *_: ("0.10", "1"))
@@ -103,7 +101,7 @@ def test_of_a_worker_that_was_replaced_the_log_with_its_error_is_shown(
     assert capsys.readouterr().out == "an error\n"
 
 
-def test_following_shows_what_is_written_from_then_on(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_follow_shows_new_lines_only(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
     monkeypatch.setattr(sys, "stdout", shown)
     news = iter(("one\ntw", "o\nthree\n"))
@@ -120,7 +118,7 @@ def test_following_shows_what_is_written_from_then_on(here: Path, monkeypatch: p
     assert shown.getvalue().splitlines() == ["one", "two", "three"]
 
 
-def test_a_line_is_given_out_once_it_is_whole_and_a_log_that_was_cut_is_read_anew(here: Path) -> None:
+def test_line_is_printed_once_complete_and_a_truncated_log_is_read_again(here: Path) -> None:
     lines = LogLines(here, ["worker_0", "worker_9"])
     assert list(lines.take()) == []
     with (here / "worker_0.log").open("ab") as file:
@@ -136,4 +134,4 @@ def test_a_line_is_given_out_once_it_is_whole_and_a_log_that_was_cut_is_read_ane
     with (here / "worker_0.log").open("ab") as file:
         file.write(b"x" * 3_000_000)
     got = [line for _ in range(4) for _, line in lines.take()]
-    assert len("".join(got)) == 3_000_000, "a line without an end is given out in pieces, never held"
+    assert len("".join(got)) == 3_000_000, "a line without an end is printed in pieces, never held back"

@@ -1,4 +1,4 @@
-"""What is said before a start, by doctor and by ckpt, where CHECKPOINT_PATH is a URL."""
+"""A URL as CHECKPOINT_PATH: messages of run, doctor and ckpt."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ def found_in(url: str) -> Found:
     )
 
 
-def test_an_empty_place_is_no_obstacle(url: str) -> None:
+def test_empty_place_is_no_obstacle(url: str) -> None:
     assert prepare.plan_start(found_in(url), fresh=False).moves == ()
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_place_with_points_is_refused_because_nothing_moves_there(url: str, fresh: bool) -> None:
+def test_place_with_points_is_refused_because_nothing_is_moved_there(url: str, fresh: bool) -> None:
     save(RemotePointStore(url, 0, job=JOB, job_name="former"), 40)
     found = found_in(url)
     assert found.newest_step == 40
@@ -51,14 +51,14 @@ def test_a_place_with_points_is_refused_because_nothing_moves_there(url: str, fr
         prepare.plan_start(found, fresh=fresh)
 
 
-def test_doctor_lists_it_or_says_why_not(url: str) -> None:
+def test_doctor_lists_the_place_or_says_why_not(url: str) -> None:
     save(RemotePointStore(url, 3, job=JOB, job_name="former"), 40, rank=3)
     listed = doctor.folder("CHECKPOINT_PATH", url)
     assert (listed.found, listed.fix) == (f"{url} can be listed, 1 ranks have saved there", "")
     assert "what reads gs:// is not" in doctor.folder("CHECKPOINT_PATH", "gs://bucket/job").found
 
 
-def test_ckpt_looks_into_local_folders_only(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ckpt_reads_only_local_folders(url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CHECKPOINT_PATH", url)
     with pytest.raises(UsageError, match="looks into local folders only"):

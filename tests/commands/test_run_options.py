@@ -1,4 +1,4 @@
-"""What ``samebits run`` makes of its words: the environment of the job, and this host's share of it."""
+"""``samebits run``: its options, the environment of the job, and this host's share of it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def asked(line: str, environ: dict[str, str] | None = None, *, devices: int = 0)
     return parse(line.split(), environ or {}, devices=devices)
 
 
-def test_a_script_alone_is_a_job_of_four_that_recovers() -> None:
+def test_script_alone_is_a_recoverable_job_of_four() -> None:
     request = asked("here/train.py")
     assert (request.way, request.script, request.args) == (Way.SCRIPT, "here/train.py", ())
     assert request.environment == DEFAULTS
     assert (request.nodes, request.has_scheduler) == (None, True)
 
 
-def test_everything_after_the_script_is_its_own() -> None:
+def test_words_after_the_script_are_its_arguments() -> None:
     for line in ("--fresh train.py --fresh -n 7 -- x --", "--fresh -- train.py --fresh -n 7 -- x --"):
         request = asked(line)
         assert (request.script, request.args) == ("train.py", ("--fresh", "-n", "7", "--", "x", "--"))
@@ -71,7 +71,7 @@ def test_everything_after_the_script_is_its_own() -> None:
         ("-m package.train", {}, {"JOB_NAME": "package.train"}),
     ],
 )
-def test_an_option_wins_over_the_environment_which_wins_over_the_default(
+def test_option_precedes_the_environment_which_precedes_the_default(
     line: str, environ: dict[str, str], said: dict[str, str | None]
 ) -> None:
     environment = asked(line, environ).environment
@@ -87,20 +87,18 @@ def test_an_option_wins_over_the_environment_which_wins_over_the_default(
         ("-n gpu train.py", 2, 2),
     ],
 )
-def test_the_workers_are_as_many_as_accelerators_where_nobody_says_how_many(
-    line: str, devices: int, workers: int
-) -> None:
+def test_number_of_workers_defaults_to_the_accelerators(line: str, devices: int, workers: int) -> None:
     assert asked(line, devices=devices).environment["WORKER_NUM"] == str(workers)
 
 
-def test_a_host_starts_its_block_of_workers_and_its_share_of_the_spares() -> None:
+def test_host_starts_its_block_of_workers_and_its_share_of_the_spares() -> None:
     assert nodes_of_host(0, 2, 2, 3) == ("0", "1", "4", "6")
     assert nodes_of_host(1, 2, 2, 3) == ("2", "3", "5")
     first = asked("--nnodes 2 --sched-host h -n 2 --spares 1 train.py")
     second = asked("--nnodes 2 --node-rank 1 --sched-host h -n 2 --spares 1 train.py")
     assert (first.nodes, first.has_scheduler) == (("0", "1", "4"), True)
     assert (second.nodes, second.has_scheduler) == (("2", "3"), False)
-    assert first.environment == second.environment, "the job's processes must agree on it"
+    assert first.environment == second.environment, "all processes of the job must agree on it"
 
 
 @pytest.mark.parametrize(
@@ -114,7 +112,7 @@ def test_a_host_starts_its_block_of_workers_and_its_share_of_the_spares() -> Non
         ("--nnodes 1:2", {"WORKER_NUM": "9"}, {"WORKER_NUM": None}),
     ],
 )
-def test_where_hosts_are_discovered_the_options_say_the_bounds(
+def test_options_set_the_bounds_with_discovered_hosts(
     line: str, environ: dict[str, str], said: dict[str, str | None]
 ) -> None:
     request = asked(f"--host-discovery-script ./h {line} train.py", environ)
@@ -140,14 +138,14 @@ def test_where_hosts_are_discovered_the_options_say_the_bounds(
         ("-np 2 train.py", {"TOPO_TIMEOUT": "7"}, {"TOPO_TIMEOUT": None}),
     ],
 )
-def test_horovodruns_words_start_the_same_job(line: str, environ: dict[str, str], said: dict[str, str | None]) -> None:
+def test_horovodrun_options_start_the_same_job(line: str, environ: dict[str, str], said: dict[str, str | None]) -> None:
     request = asked(f"{line} --lr 1", environ)
     assert (request.way, request.script, request.args) == (Way.SCRIPT, "train.py", ("--lr", "1"))
     assert request.environment["JOB_NAME"] == "train.py"
     assert {name: request.environment.get(name) for name in said} == said
 
 
-def test_horovodruns_python_may_start_a_module() -> None:
+def test_horovodrun_python_may_start_a_module() -> None:
     request = asked("-np 2 python -m package.train -x")
     assert (request.way, request.script, request.args) == (Way.MODULE, "package.train", ("-x",))
 
@@ -184,7 +182,7 @@ def test_horovodruns_python_may_start_a_module() -> None:
         ("--check --nnodes 2 --node-rank 0 train.py", "--check and several hosts"),
     ],
 )
-def test_what_makes_no_sense_is_said_with_status_64(line: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_error_has_status_64(line: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         asked(line)
     assert ended.value.code == 64
@@ -192,7 +190,7 @@ def test_what_makes_no_sense_is_said_with_status_64(line: str, text: str, capsys
     assert any(part in said for part in text.split("|")), said
 
 
-def test_whose_lines_are_shown() -> None:
+def test_workers_whose_output_is_shown() -> None:
     def shown(line: str) -> list[int]:
         tee = asked(f"{line} train.py").tee
         return [rank for rank in range(4) if tee.has(rank)]
@@ -205,7 +203,7 @@ def test_whose_lines_are_shown() -> None:
     assert Streams({}).has(0) is False
 
 
-def test_which_signals_end_the_job() -> None:
+def test_signals_that_end_the_job() -> None:
     assert asked("train.py").signals == ()
     assert asked("--signals-to-handle SIGTERM,SIGINT,SIGHUP,SIGQUIT train.py").signals == (
         signal.SIGHUP,
@@ -221,11 +219,11 @@ def test_which_signals_end_the_job() -> None:
         (Way.PROGRAM, ["train.py", "-x"]),
     ],
 )
-def test_the_command_of_a_worker(way: Way, words: list[str]) -> None:
+def test_command_of_a_worker(way: Way, words: list[str]) -> None:
     assert way.words("python", "train.py", ("-x",)) == words
 
 
-# ---- through the command
+# ---- through the command line
 
 
 @pytest.fixture
@@ -238,7 +236,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_dry_run_says_what_would_start_and_leaves_nothing_behind(
+def test_dry_run_shows_what_would_start_and_leaves_nothing_behind(
     here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "--dry-run", "-n", "2", "--spares", "1", "train.py", "--lr", "0.1"]) == 0
@@ -252,7 +250,7 @@ def test_a_dry_run_says_what_would_start_and_leaves_nothing_behind(
     assert [entry.name for entry in here.iterdir()] == ["train.py"]
 
 
-def test_a_dry_run_asks_the_discovery_script(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_runs_the_discovery_script(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "hosts").write_text("localhost:2\nb\n")
     found = ["--host-discovery-script", "cat hosts", "--nnodes", "1:4"]
     assert main(["run", "--dry-run", *found, "--launch", "ssh {host} {command}", "train.py"]) == 0
@@ -265,7 +263,7 @@ def test_a_dry_run_asks_the_discovery_script(here: Path, capsys: pytest.CaptureF
     assert "{hots} is no placeholder" in capsys.readouterr().err
 
 
-def test_a_secret_is_put_into_no_command_line(
+def test_secret_is_in_no_command_line(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CLUSTER_SECRET", "a secret of some length")
@@ -275,7 +273,7 @@ def test_a_secret_is_put_into_no_command_line(
     assert "Fix: export CLUSTER_SECRET_FILE" in said and "of some length" not in said
 
 
-def test_too_few_hosts_are_waited_for_and_said(
+def test_too_few_hosts_are_waited_for_with_a_message(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name, text in (("TOPO_TIMEOUT", "0.3"), ("NODE_TIMEOUT", "0.3"), ("HEARTBEAT_INTERVAL", "0.1")):
@@ -289,9 +287,7 @@ def test_too_few_hosts_are_waited_for_and_said(
     assert "for 0.3 s (TOPO_TIMEOUT). Fix: look at what `printf` prints" in said
 
 
-def test_a_script_that_is_not_there_is_said_before_anything_is_started(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_script_is_reported_before_anything_is_started(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "trian.py"]) == 80
     assert "there is no script 'trian.py'" in capsys.readouterr().err
     assert main(["run", "--no-python", "no-such-program"]) == 80
@@ -301,7 +297,7 @@ def test_a_script_that_is_not_there_is_said_before_anything_is_started(
     assert [entry.name for entry in here.iterdir()] == ["train.py"]
 
 
-def test_a_command_is_the_repositorys_script_or_where_there_is_none_the_installed_one(
+def test_advised_command_is_the_repositorys_script_or_the_installed_one(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = Path(__file__).resolve().parents[2]
@@ -319,7 +315,7 @@ def test_a_command_is_the_repositorys_script_or_where_there_is_none_the_installe
     assert spelled("recover") == "samebits recover", "as it was typed, also in a checkout"
 
 
-def test_a_printed_start_is_the_whole_command_that_was_typed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_printed_start_is_the_complete_command_that_was_typed(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOG_DIR", "my logs")
     monkeypatch.setenv("CLUSTER_SECRET", "open sesame, a long one")
     words = ["-n", "2", "--spares", "1", "--dry-run", "train.py", "--name", "a b"]
@@ -334,17 +330,17 @@ def test_a_printed_start_is_the_whole_command_that_was_typed(here: Path, monkeyp
     monkeypatch.setattr("sys.argv", ["-m"])
     monkeypatch.chdir(Path(__file__).resolve().parents[2])
     assert spelled_run(typed_to_script) == "bash scripts/run.sh --json train.py -n 3"
-    assert "samebits run -n 2 train.py" in spelled_run(["-n", "2", "train.py"]), "run.sh knows no -n"
+    assert "samebits run -n 2 train.py" in spelled_run(["-n", "2", "train.py"]), "run.sh has no -n"
 
 
-def test_what_dies_with_this_command_is_not_left_to_itself(capsys: pytest.CaptureFixture[str]) -> None:
+def test_job_that_dies_with_this_command_cannot_be_left_running(capsys: pytest.CaptureFixture[str]) -> None:
     assert parse(["--die-with-me", "train.py"], {}).environment["DIE_WITH_ME"] == "1"
     with pytest.raises(SystemExit):
         parse(["--die-with-me", "--detach", "train.py"], {})
     assert "--die-with-me and --detach" in capsys.readouterr().err
 
 
-def test_a_check_runs_the_job_that_was_asked_for_and_leaves_the_scripts_words() -> None:
+def test_check_runs_the_requested_job_and_leaves_the_scripts_arguments() -> None:
     words = ["-n", "2", "--check", "train.py", "--check", "--lr", "0.1"]
     request = parse(words, {})
     assert request.check and request.args == ("--check", "--lr", "0.1")
@@ -354,7 +350,7 @@ def test_a_check_runs_the_job_that_was_asked_for_and_leaves_the_scripts_words() 
     assert not asked_again.check and asked_again.environment["SCHED_PORT"] == port
 
 
-def test_a_line_of_torchruns_is_taken_as_it_is() -> None:
+def test_torchrun_command_line_is_accepted_unchanged() -> None:
     words = (
         "--nnodes=2 --nproc-per-node=4 --node-rank=1 --rdzv-backend=c10d --rdzv_endpoint=192.0.2.2:29400 --rdzv-id=7"
     )
@@ -373,7 +369,7 @@ def test_a_line_of_torchruns_is_taken_as_it_is() -> None:
         ("--nnodes 2 -n 1 --rdzv-endpoint 192.0.2.2:1 train.py", "Fix: --node-rank 0 on the host of the endpoint"),
     ],
 )
-def test_an_endpoint_that_says_too_little_is_refused(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomplete_endpoint_is_refused(words: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse(words.split(), {})
     assert says in capsys.readouterr().err
@@ -388,7 +384,7 @@ SLURM_STEP = {
 }
 
 
-def test_inside_srun_nothing_need_be_said_of_hosts() -> None:
+def test_inside_srun_hosts_need_no_options() -> None:
     first = asked("-n 2 train.py", SLURM_STEP | {"SLURM_NODEID": "0"})
     second = asked("-n 2 train.py", SLURM_STEP)
     assert (first.nodes, first.has_scheduler) == (("0", "1"), True)
@@ -406,7 +402,7 @@ def test_inside_srun_nothing_need_be_said_of_hosts() -> None:
     )
 
 
-def test_what_is_said_wins_over_slurm() -> None:
+def test_options_precede_slurm() -> None:
     said = {"SCHED_HOST": "10.0.0.1", "SCHED_PORT": "8118", "LOG_DIR": "logs", "RECOVERY_PATH": "journal"}
     request = asked("-n 2 --nnodes 2 --node-rank 0 train.py", SLURM_STEP | said)
     assert request.nodes == ("0", "1")

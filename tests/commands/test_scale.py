@@ -1,4 +1,4 @@
-"""Which node ids may be added, and which the job can do without."""
+"""Which node ids may be added, and which can be removed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def settings(most: int) -> Settings:
     return JobSpec(Path("/job"), "python", "train.py", (), {"WORKER_NUM": "3", "MAX_WORKER_NUM": str(most)}).settings()
 
 
-def test_the_first_free_numbers_that_name_a_slot() -> None:
+def test_first_free_numbers_that_name_a_slot_are_used() -> None:
     assert nodes_to_add(settings(6), HERE, ELASTIC, 2) == ("3", "4")
     assert nodes_to_add(settings(6), ("0", "2", "6"), ELASTIC, 1) == ("3",), "worker 1 is on another machine"
     gone = replace(ELASTIC, workers=(worker(0), worker(2)), retired=(worker(1, Presence.LEFT, slot=None),))
@@ -38,7 +38,7 @@ def test_the_first_free_numbers_that_name_a_slot() -> None:
         (5, 0, "0 workers to add: expected 1 or more"),
     ],
 )
-def test_no_more_than_there_is_room_for(most: int, count: int, said: str) -> None:
+def test_no_more_are_added_than_fit(most: int, count: int, said: str) -> None:
     with pytest.raises(UsageError, match=said):
         nodes_to_add(settings(most), HERE, ELASTIC, count)
 
@@ -52,7 +52,7 @@ def test_no_more_than_there_is_room_for(most: int, count: int, said: str) -> Non
         (replace(view(), workers=(worker(0), worker(1), worker(2, Presence.LOST))), []),
     ],
 )
-def test_who_can_be_done_without(seen: JobView, leaving: list[str]) -> None:
+def test_removable_workers(seen: JobView, leaving: list[str]) -> None:
     check_removal((*HERE, "3"), seen, leaving)
 
 
@@ -66,12 +66,12 @@ def test_who_can_be_done_without(seen: JobView, leaving: list[str]) -> None:
         (ELASTIC, ["7"], "no worker 7 belongs to this job here: expected of 0, 1, 2, 3"),
     ],
 )
-def test_who_cannot(seen: JobView, leaving: list[str], said: str) -> None:
+def test_workers_that_cannot_be_removed(seen: JobView, leaving: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         check_removal((*HERE, "3"), seen, leaving)
 
 
-def test_those_leave_that_came_last() -> None:
+def test_newest_workers_leave_first() -> None:
     assert last_to_come(["0", "1", "4"], 2) == ("1", "4")
     assert last_to_come(["0", "1"], 0) == ()
     with pytest.raises(UsageError, match=r"3 workers would have to leave, and 2 of them are of this machine\. Fix: "):
@@ -82,25 +82,25 @@ def test_those_leave_that_came_last() -> None:
     ("nodes", "running", "there"),
     [
         (HERE, HERE, ["0", "1", "2"]),
-        ((*HERE, "3", "4"), (*HERE, "3"), ["0", "1", "2", "3"]),  # 3 is on its way in, 4 was never started
-        (("0",), HERE, ["0"]),  # 1 and 2 are on their way out
+        ((*HERE, "3", "4"), (*HERE, "3"), ["0", "1", "2", "3"]),  # 3 is starting, 4 was never started
+        (("0",), HERE, ["0"]),  # 1 and 2 are leaving
         (("0",), ("0",), ["0", "1", "2"]),  # 1 and 2 run on another machine
         ((*HERE, "6"), (*HERE, "6"), ["0", "1", "2"]),  # a spare
     ],
 )
-def test_who_is_on_the_way_in_counts_and_who_is_on_the_way_out_does_not(
+def test_starting_workers_count_and_leaving_ones_do_not(
     nodes: tuple[str, ...], running: tuple[str, ...], there: list[str]
 ) -> None:
     assert standing(nodes, ELASTIC, running) == there
 
 
-def test_a_worker_that_is_started_again_is_on_its_way_in() -> None:
+def test_restarted_worker_counts_as_starting() -> None:
     seen = replace(ELASTIC, workers=(worker(0), worker(1), worker(2, Presence.LOST)))
     assert standing(("0", "1", "2.1"), seen, ("0", "1", "2.1")) == ["0", "1", "2.1"]
 
 
 @pytest.mark.parametrize("option", ["--add", "--remove"])
-def test_where_hosts_are_discovered_nobody_else_decides_who_runs_where(option: str) -> None:
+def test_add_and_remove_are_refused_with_discovered_hosts(option: str) -> None:
     kept = JobSpec(Path("/job"), "python", "train.py", (), {"WORKER_NUM": "3"})
     require_no_driver(kept, option)
     with pytest.raises(UsageError, match=rf"^samebits scale {option}: .* Fix: `samebits scale N`"):

@@ -1,4 +1,4 @@
-"""``samebits status``: what its head says besides the job's state."""
+"""``samebits status``: the lines above the table of workers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.launcher.views import view, worker
 FULL = "host node-a: the disk of /data/ckpt is 93 % full (limit 90 %, HEALTH=disk)"
 
 
-def test_a_host_that_is_not_well_is_named_above_the_workers() -> None:
+def test_unhealthy_host_is_named_above_the_workers() -> None:
     settings, _ = config.read({"WORKER_NUM": "3", "ROLE": "worker", "NODE_ID": "0"})
     lines = table(view(ailments=(FULL,)), settings).splitlines()
     assert FULL in lines[: lines.index(next(line for line in lines if line.startswith("slot")))]
     assert FULL not in table(view(), settings)
 
 
-def test_what_workers_report_is_said_once_by_name_and_what_they_use_is_not() -> None:
+def test_workers_report_is_shown_once_by_name_without_resource_use() -> None:
     settings, _ = config.read({"WORKER_NUM": "3", "ROLE": "worker", "NODE_ID": "0"})
     told = [{"cpu": 0.5, "pace": 2.5}, {"queue": 12000.0, "memory": 0.5}, {"queue": 70.0}]
     workers = tuple(replace(worker(slot), figures=figures) for slot, figures in enumerate(told))
@@ -34,14 +34,14 @@ def test_what_workers_report_is_said_once_by_name_and_what_they_use_is_not() -> 
     assert "reported" not in table(view(), settings)
 
 
-def test_a_plain_job_shows_no_step_because_only_its_script_counts_them() -> None:
+def test_plain_job_shows_no_step_because_only_its_script_counts_them() -> None:
     named = {"WORKER_NUM": "3", "ROLE": "worker", "NODE_ID": "0"}
     plain, ported = (table(view(), config.read({**named, "PLAIN": text})[0]) for text in "10")
     assert " · step " in ported.splitlines()[1] and " · step " not in plain.splitlines()[1]
     assert [line.split()[3] for line in plain.splitlines() if line.startswith(tuple("012"))] == ["–"] * 3
 
 
-def test_where_the_scheduler_is_stands_in_the_head_where_it_may_be_elsewhere() -> None:
+def test_schedulers_address_is_shown_if_it_may_move() -> None:
     settings, _ = config.read(
         {"WORKER_NUM": "3", "ROLE": "worker", "NODE_ID": "0", "SCHED_HOST": "10.0.0.1,10.0.0.2:9000"}
     )
@@ -51,7 +51,7 @@ def test_where_the_scheduler_is_stands_in_the_head_where_it_may_be_elsewhere() -
     assert "no scheduler of it answers at 10.0.0.1:8118 or 10.0.0.2:9000 (SCHED_HOST)" in silent
 
 
-def test_a_scheduler_that_the_journal_knows_to_be_replaced_is_not_believed(
+def test_superseded_scheduler_according_to_the_journal_is_not_trusted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, _ = config.read({"RECOVERY_PATH": str(tmp_path), "ENABLE_RECOVERY": "1"}, role_required=False)
@@ -65,7 +65,7 @@ def test_a_scheduler_that_the_journal_knows_to_be_replaced_is_not_believed(
     assert find(settings) is stored
 
 
-def test_a_folder_without_a_job_says_whose_it_shows(
+def test_folder_without_a_job_says_whose_status_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

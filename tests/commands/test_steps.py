@@ -1,4 +1,4 @@
-"""``samebits steps``: the log of a rank, of all ranks, and the first step at which two differ."""
+"""``samebits steps``: the log of one rank, of all ranks, and the first difference between two."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def record(step: int, slot: int = 0, **values: object) -> StepRecord:
 
 
 def write(root: Path, slot: int, entries: Iterable[Entry]) -> Path:
-    """The rank's folder, with these entries in its log."""
+    """Return the rank's folder with these entries in its log."""
     writer = StepLogWriter.open(root / str(slot), LogHeader("job-1", slot, f"worker-{slot}"))
     for entry in entries:
         writer.append([entry])
@@ -37,13 +37,13 @@ def write(root: Path, slot: int, entries: Iterable[Entry]) -> Path:
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A job's checkpoints with the logs of two ranks that agree."""
+    """Return a job's checkpoints with the equal logs of two ranks."""
     for slot in (0, 1):
         write(tmp_path, slot, [record(step, slot) for step in EVERY_STEP])
     return tmp_path
 
 
-def test_a_ranks_log_is_a_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ranks_log_is_a_table(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(root, 1, [record(6, 1, samples=(), weights=None), LateSamples(6, (7, 8))])
     assert main(["steps", str(root / "1"), "--from", "5"]) == 0
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
@@ -53,20 +53,20 @@ def test_a_ranks_log_is_a_table(root: Path, capsys: pytest.CaptureFixture[str]) 
     ]
 
 
-def test_as_many_samples_as_fit_are_all_of_them(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_samples_are_shown_completely_if_they_fit(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(root, 1, [record(6, 1, samples=tuple(range(SHOWN_SAMPLES)))])
     assert main(["steps", str(root / "1"), "--from", "6"]) == 0
     assert capsys.readouterr().out.splitlines()[-1].split()[-SHOWN_SAMPLES:] == [*map(str, range(SHOWN_SAMPLES))]
 
 
-def test_all_ranks_are_a_line_each_and_compared(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_ranks_have_a_line_each_and_are_compared(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["steps", str(root), "--to", "4"]) == 0
     out = capsys.readouterr().out
     assert [line.split()[:5] for line in out.splitlines()[1:3]] == [[slot, "4", "1", "to", "4"] for slot in ("0", "1")]
     assert out.splitlines()[3] == f"{root}/0 and {root}/1 agree in every step they share: 1 to 4"
 
 
-def test_the_first_step_at_which_two_ranks_differ_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_first_step_at_which_two_ranks_differ_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = write(tmp_path, 0, [record(step) for step in EVERY_STEP])
     other = write(tmp_path, 1, [record(step, 1, weights=f"{step + (step >= 3):032x}") for step in EVERY_STEP])
     for words in ([str(one), "--against", str(other)], [str(tmp_path)]):
@@ -92,7 +92,7 @@ def test_the_first_step_at_which_two_ranks_differ_is_named(tmp_path: Path, capsy
     ]
 
 
-def test_two_runs_of_one_rank_are_compared_in_their_samples_too(
+def test_two_runs_of_one_rank_are_compared_including_their_samples(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     one = write(tmp_path / "one", 0, [record(step) for step in EVERY_STEP])
@@ -101,9 +101,7 @@ def test_two_runs_of_one_rank_are_compared_in_their_samples_too(
     assert "step 1 is the first that differs" in capsys.readouterr().out
 
 
-def test_what_an_abandoned_line_says_is_shown_and_not_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_abandoned_line_is_shown_but_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = write(tmp_path, 0, [*(record(step, seed=9) for step in (3, 4, 5)), NewLine(2, "why"), record(3)])
     other = write(tmp_path, 1, [record(step, 1) for step in EVERY_STEP])
     assert main(["steps", str(one), "--against", str(other)]) == 0
@@ -112,7 +110,7 @@ def test_what_an_abandoned_line_says_is_shown_and_not_compared(
     assert "agree in every step they share: 3 to 3" in out[-1]
 
 
-def test_without_a_folder_it_is_this_jobs(
+def test_folder_defaults_to_the_current_job(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for name in config.kept_environment():
@@ -130,7 +128,7 @@ def test_logs_without_a_common_step_say_so(tmp_path: Path, capsys: pytest.Captur
     assert "have no step in common" in capsys.readouterr().out
 
 
-def test_for_programs_every_record_is_whole(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_every_complete_record(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["steps", str(root), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert [(log["job"], log["slot"], log["problems"]) for log in said["logs"]] == [("job-1", 0, []), ("job-1", 1, [])]
@@ -148,9 +146,7 @@ def test_damage_is_shown_above_the_table(root: Path, capsys: pytest.CaptureFixtu
     assert segment.read_bytes() == damaged
 
 
-def test_a_rank_that_has_logged_nothing_yet_is_left_out_of_its_jobs(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_rank_without_a_log_is_left_out(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     empty = tmp_path / "2" / "steps"
     empty.mkdir(parents=True)
     assert main(["steps", str(root)]) == 0
@@ -166,24 +162,20 @@ def test_a_rank_that_has_logged_nothing_yet_is_left_out_of_its_jobs(
     assert f"{empty} is empty: no step was logged there yet" in capsys.readouterr().err
 
 
-def test_a_job_of_which_no_rank_has_logged_anything_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_job_without_any_log_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for slot in "01":
         (tmp_path / slot / "steps").mkdir(parents=True)
     assert main(["steps", str(tmp_path)]) == UsageError.exit_code
     assert f"{tmp_path / '0' / 'steps'} is empty" in capsys.readouterr().err
 
 
-def test_a_folder_that_cannot_be_looked_into_is_an_error_with_a_mend(
-    root: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unreadable_folder_is_an_error_with_a_fix(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with closed(root.parent):
         assert main(["steps", str(root)]) == StoreError.exit_code
     assert f"{root}: looking for step logs failed: Permission denied (EACCES)" in capsys.readouterr().err
 
 
-def test_a_folder_without_a_log_says_how_to_get_one(
+def test_folder_without_a_log_says_how_to_get_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], root: Path
 ) -> None:
     (tmp_path / "empty").mkdir()

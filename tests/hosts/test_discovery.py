@@ -1,4 +1,4 @@
-"""A discovery script: what is taken from it, and that whatever it does is a sentence within a bounded time."""
+"""The discovery script: its output, and every failure reported within a bounded time."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def script(folder: Path, text: str) -> list[str]:
     return words_of("hosts.sh --all", folder)
 
 
-def test_what_it_prints_are_the_hosts(tmp_path: Path) -> None:
+def test_printed_lines_are_the_hosts(tmp_path: Path) -> None:
     words = script(tmp_path, 'echo "not for us" >&2; echo "a:2"; echo b; echo "c:0 # later"; test "$1" = --all')
     assert words == ["./hosts.sh", "--all"]
     assert ask(words, tmp_path, 4) == (Host("a", 2), Host("b", 4), Host("c", 0))
@@ -43,7 +43,7 @@ def test_what_it_prints_are_the_hosts(tmp_path: Path) -> None:
         ("printf 'a\\377\\n'", "line 1 of the discovered hosts is 'a\\ufffd'"),
     ],
 )
-def test_whatever_else_it_does_is_a_sentence(tmp_path: Path, text: str, said: str) -> None:
+def test_any_other_behaviour_is_reported_in_a_sentence(tmp_path: Path, text: str, said: str) -> None:
     began = time.monotonic()
     patience_s = 30.0 if "zero" in text else 0.5
     answer = ask(script(tmp_path, text), tmp_path, 1, patience_s)
@@ -51,7 +51,7 @@ def test_whatever_else_it_does_is_a_sentence(tmp_path: Path, text: str, said: st
     assert time.monotonic() - began < 30 and MOST == 1 << 20
 
 
-def test_one_that_is_not_there_or_makes_no_sense(tmp_path: Path) -> None:
+def test_missing_or_invalid_script(tmp_path: Path) -> None:
     assert ask(["./none.sh"], tmp_path, 1) == "./none.sh cannot be run: No such file or directory"
     for text, said in (
         ("'./a", "No closing quotation"),
@@ -62,7 +62,7 @@ def test_one_that_is_not_there_or_makes_no_sense(tmp_path: Path) -> None:
             words_of(text, tmp_path)
 
 
-def test_it_is_asked_again_and_ended_with_its_asker(tmp_path: Path) -> None:
+def test_script_is_run_repeatedly_and_ended_with_its_caller(tmp_path: Path) -> None:
     words = script(tmp_path, 'echo "a:$(cat slots)"; test ! -e hang || { echo $$ >pid; exec sleep 600; }')
     (tmp_path / "slots").write_text("1")
     asker = DiscoveryScript(words, tmp_path, 1)
@@ -89,13 +89,13 @@ def until(is_so: object) -> None:
         time.sleep(0.01)
 
 
-def test_what_a_script_leaves_behind_ends_with_it(tmp_path: Path) -> None:
-    """The child holds the end of a fifo that nothing else writes: the end of the file is its end."""
+def test_children_of_a_script_end_with_it(tmp_path: Path) -> None:
+    """A child holds the only write end of a fifo, so the fifo's end of file shows that the child has ended."""
     os.mkfifo(tmp_path / "held")
     reader = os.open(tmp_path / "held", os.O_RDONLY | os.O_NONBLOCK)
     text = "echo a; exec 3>held; echo x >&3; sleep 1000 >&- 2>&- & exit 0"
     assert ask(script(tmp_path, text), tmp_path, 1, 30.0) == (Host("a", 1),)
-    assert os.read(reader, 10) == b"x\n", "it had begun"
-    assert select.select([reader], [], [], 30)[0], "what it has started runs on"
+    assert os.read(reader, 10) == b"x\n", "it had started"
+    assert select.select([reader], [], [], 30)[0], "its child is still running"
     assert os.read(reader, 10) == b""
     os.close(reader)

@@ -1,4 +1,4 @@
-"""Ascend's rank tables: what is read, refused, made and joined."""
+"""Ascend's rank tables: reading, refusing, making and joining them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HCCN = "address_0=192.0.2.10\nnetmask_0=255.255.255.0\naddress_1 = 192.0.2.11\n"
 
 
 def table(**changes: Any) -> dict[str, Any]:
-    """Two servers with two NPUs each."""
+    """Return a table of two servers with two NPUs each."""
     servers = [
         {
             "server_id": f"node_{server}",
@@ -33,10 +33,10 @@ def read(plain: object, *, strict: bool = False) -> Any:
     return parse(json.dumps(plain).encode(), "t.json", strict=strict)
 
 
-def test_a_whole_table_is_read_and_lacks_nothing() -> None:
+def test_complete_table_is_read_without_complaint() -> None:
     found = read(table(), strict=True)
     assert (found.table.world_size, found.lacks) == (4, ())
-    assert read(table(more={"unknown": 1})).table == found.table, "what the format does not know is left alone"
+    assert read(table(more={"unknown": 1})).table == found.table, "unknown fields are left alone"
     assert found.table.server_here(["NODE_1"]).device[0].rank_id == "2" and found.table.server_here(["x"]) is None
 
 
@@ -54,19 +54,19 @@ def test_a_whole_table_is_read_and_lacks_nothing() -> None:
         ({"version": 1.0}, r"Expected `str`, got `float` - at `\$\.version`"),
     ],
 )
-def test_what_cannot_be_relied_on_is_refused_with_its_place(changes: dict[str, Any], says: str) -> None:
+def test_unreliable_table_is_refused_with_the_place(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(SettingsError, match=says) as refused:
         read(table(**changes))
     assert all("Fix: " in line for line in str(refused.value).splitlines())
 
 
 @pytest.mark.parametrize("text", [b"", b"[", b"\xff\xfe", b"[" * 5000, b"null", b'"x"'])
-def test_what_is_no_json_object_is_refused_in_a_sentence(text: bytes) -> None:
+def test_invalid_json_is_refused_in_a_sentence(text: bytes) -> None:
     with pytest.raises(SettingsError, match="is no rank table"):
         parse(text, "t.json", strict=False)
 
 
-def test_strict_wants_what_hccl_wants_and_soft_says_it() -> None:
+def test_strict_enforces_what_hccl_needs_and_soft_reports_it() -> None:
     bare = table(status="")
     del bare["server_list"][1]["device"][1]["device_ip"]
     assert [one.partition(".")[0] for one in read(bare).lacks] == [
@@ -77,7 +77,7 @@ def test_strict_wants_what_hccl_wants_and_soft_says_it() -> None:
         read(bare, strict=True)
 
 
-def test_of_super_pods_every_server_and_device_is_named() -> None:
+def test_every_server_and_device_of_super_pods_is_named() -> None:
     lacks = read(table(version="1.2")).lacks
     assert sum("super_device_id is missing" in one for one in lacks) == 4 and "super_pod_list" in lacks[-1]
     pods = [{"super_pod_id": "0", "server_list": [{"server_id": "node_0"}, {"server_id": "node_1"}]}]
@@ -89,7 +89,7 @@ def test_of_super_pods_every_server_and_device_is_named() -> None:
     assert json.loads(text_of(found.table)) == whole
 
 
-def test_servers_tables_are_made_and_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_of_servers_are_made_and_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "hccn.conf").write_text(HCCN)
     assert addresses_in(HCCN) == {0: "192.0.2.10", 1: "192.0.2.11"}
     for name in ("a", "b"):
@@ -105,7 +105,7 @@ def test_servers_tables_are_made_and_joined(tmp_path: Path, capsys: pytest.Captu
     ]
 
 
-def test_devices_keep_the_order_they_are_named_in() -> None:
+def test_devices_keep_their_given_order() -> None:
     one = made("a", [3, 1], {})
     assert [(device.device_id, device.rank_id) for device in one.server_list[0].device] == [("3", "0"), ("1", "1")]
     assert [device.rank_id for server in joined([one, made("b", [0], {})]).server_list for device in server.device] == [
@@ -114,6 +114,6 @@ def test_devices_keep_the_order_they_are_named_in() -> None:
 
 
 @pytest.mark.parametrize("words", [["make", "--hccn", "nowhere.conf"], ["check", "nowhere.json"]])
-def test_what_is_not_there_is_said(words: list[str]) -> None:
+def test_missing_parts_are_reported(words: list[str]) -> None:
     with pytest.raises(SettingsError, match=r"nowhere.*Fix: "):
         main(words)

@@ -1,4 +1,4 @@
-"""Slurm's variables say who runs where: host lists as Slurm writes them, blocks of workers, spares at the end."""
+"""Slurm: host lists, workers in blocks per host, spares at the end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from samebits.hosts.slurm import MOST_HOSTS, Placed, Share, hosts_of, placed, pl
         ("gpu[1,3]a.example,x-y_z", ["gpu1a.example", "gpu3a.example", "x-y_z"]),
     ],
 )
-def test_a_host_list_is_expanded(nodelist: str, hosts: list[str]) -> None:
+def test_host_list_is_expanded(nodelist: str, hosts: list[str]) -> None:
     assert hosts_of(nodelist) == hosts
 
 
@@ -50,13 +50,13 @@ def test_a_host_list_is_expanded(nodelist: str, hosts: list[str]) -> None:
         "n[١]x[",
     ],
 )
-def test_what_is_no_host_list_is_refused(nonsense: str) -> None:
+def test_invalid_host_list_is_refused(nonsense: str) -> None:
     with pytest.raises(ValueError, match=r"host name|range of numbers"):
         hosts_of(nonsense)
 
 
 @pytest.mark.parametrize("bomb", [f"n[0-{MOST_HOSTS}]", "n[1-99999]x[1-99999]", "n[1-999999999999999999999]"])
-def test_a_host_list_is_bounded_before_it_is_made(bomb: str) -> None:
+def test_host_list_is_bounded_before_it_is_expanded(bomb: str) -> None:
     with pytest.raises(ValueError, match=r"longer|more than|range"):
         hosts_of(bomb)
 
@@ -82,7 +82,7 @@ def test_workers_go_to_hosts_in_blocks_and_spares_to_the_last() -> None:
         ({"SLURM_NTASKS_PER_NODE": "2", "SLURM_GPUS_ON_NODE": "8"}, 4),
     ],
 )
-def test_slurm_says_how_many_workers_a_host_has(variables: dict[str, str], workers: int) -> None:
+def test_slurm_gives_the_number_of_workers_per_host(variables: dict[str, str], workers: int) -> None:
     found = plan({"SLURM_JOB_NODELIST": "n[1-2]", **variables})
     assert [one.node_id for one in found] == ["", *map(str, range(workers))]
 
@@ -98,14 +98,14 @@ def test_slurm_says_how_many_workers_a_host_has(variables: dict[str, str], worke
         ({"SLURM_JOB_NODELIST": "n1", "SLURM_NTASKS_PER_NODE": "0"}, 0, "SLURM_NTASKS_PER_NODE"),
     ],
 )
-def test_what_is_no_allocation_is_refused_in_a_sentence(variables: dict[str, str], spares: int, named: str) -> None:
+def test_invalid_allocation_is_refused_in_a_sentence(variables: dict[str, str], spares: int, named: str) -> None:
     with pytest.raises(SettingsError) as caught:
         plan(variables, spares)
     assert named in str(caught.value)
     assert "Fix: " in str(caught.value)
 
 
-def test_the_subcommand_prints_a_line_a_process(
+def test_subcommand_prints_one_line_per_process(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-2]")
@@ -114,7 +114,7 @@ def test_the_subcommand_prints_a_line_a_process(
     assert capsys.readouterr().out.splitlines() == ["scheduler n1  ", "worker_0 n1 0 0", "worker_1 n2 1 0"]
 
 
-def test_the_batch_script_gives_up_where_starting_again_cannot_help(repository: Path) -> None:
+def test_batch_script_gives_up_if_a_restart_cannot_help(repository: Path) -> None:
     script = (repository / "scripts" / "slurm" / "samebits.sbatch").read_text()
     (listed,) = re.findall(r"case \$1 in ([\d|]+)\) true", script)
     assert [int(code) for code in listed.split("|")] == [0, *codes_to_give_up_at()]
@@ -129,11 +129,11 @@ STEP = {
 }
 
 
-def test_a_task_of_a_step_knows_its_share() -> None:
+def test_task_of_a_step_knows_its_share() -> None:
     assert share_of(STEP) == Share(hosts=2, node_rank=1, first_host="n1", port=10_007, job=20_007)
 
 
-def test_outside_a_step_of_several_hosts_there_is_no_share() -> None:
+def test_without_a_step_of_several_hosts_there_is_no_share() -> None:
     assert share_of({}) is None
     assert share_of({"SLURM_JOB_NODELIST": "n[1-2]", "SLURM_JOB_ID": "1"}) is None
     assert share_of(STEP | {"SLURM_STEP_NODELIST": "n1", "SLURM_STEP_NUM_NODES": "1"}) is None
@@ -151,12 +151,12 @@ def test_outside_a_step_of_several_hosts_there_is_no_share() -> None:
         ({"SLURM_STEP_NODELIST": "n[1-3]"}, "do not agree"),
     ],
 )
-def test_a_step_that_makes_no_sense_is_refused(wrong: dict[str, str], said: str) -> None:
+def test_invalid_step_is_refused(wrong: dict[str, str], said: str) -> None:
     with pytest.raises(SettingsError, match=said):
         share_of(STEP | wrong)
 
 
-def test_the_batch_script_takes_the_same_port() -> None:
+def test_batch_script_uses_the_same_port() -> None:
     script = (Path(__file__).parents[2] / "scripts" / "slurm" / "samebits.sbatch").read_text()
     found = re.search(r"\$\(\((\d+) \+ SLURM_JOB_ID % (\d+)\)\)", script)
     assert found is not None

@@ -1,4 +1,4 @@
-"""Jobs in the shell, and the proof after each test that nothing of them is left."""
+"""Jobs in the shell, with a check after each test that no process is left."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.system.processes import WarmStarter
 def new_job(
     tmp_path: Path, has_failed: Callable[[], bool], warm_commands: WarmStarter
 ) -> Iterator[Callable[..., ShellJob]]:
-    """Makes folders with no job in them yet; after a test that failed, what was said in them is shown."""
+    """Return a factory of empty job folders. After a failed test, show their output and logs."""
     jobs: list[ShellJob] = []
 
     def make(name: str, *, starter: WarmStarter | None = warm_commands, **settings: str) -> ShellJob:
@@ -37,5 +37,5 @@ def new_job(
 
 @pytest.fixture
 def job(new_job: Callable[..., ShellJob]) -> ShellJob:
-    """A folder with a blank in its name and no job in it yet."""
+    """Return an empty job folder with a blank in its name."""
     return new_job("a job")

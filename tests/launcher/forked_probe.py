@@ -1,4 +1,4 @@
-"""A script that says what it sees of its own process; a test compares two ways of starting it."""
+"""Print what this script sees of its own process, to compare two ways of starting it."""
 
 import atexit
 import json
@@ -14,7 +14,7 @@ import torch
 
 
 class Own:
-    """Of this script: pickled by name it must be found in ``__main__``."""
+    """A class of this script: to be pickled by name it must be found in ``__main__``."""
 
 
 DISPOSITIONS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE")

@@ -1,4 +1,4 @@
-"""A script that knows nothing of us, and no torch: it counts, keeps a checkpoint, and ends where it is told to."""
+"""A script without SameBits and torch: it counts, saves a checkpoint, and ends on request."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A job in a folder of its own, started as a user does: what it prints, its processes, its end.
+"""A job in its own folder, started as a user does: its output, its processes, its end.
 
-``run_sh`` and ``recover_sh`` call the scripts. ``run``, ``recover`` and ``tool`` start what these become, ``samebits
-run`` and so on, in a forked process that has imported it already: a job costs a fifth of the CPU time then. A test of
-what lies before that command (bash, the interpreter's start, limits, descriptors) calls the script.
+``run_sh`` and ``recover_sh`` call the scripts. ``run``, ``recover`` and ``tool`` start the commands behind them,
+``samebits run`` and so on, in a forked process with everything imported, which takes a fifth of the CPU time. Tests of
+what precedes the command (bash, the interpreter's start, limits, descriptors) call the script.
 
-Waits are for events (a line, a snapshot that the scheduler pushes, a process's end), each with a bound. Whatever a test
-leaves running is ended by pid and start time.
+Waits are for events (a line, a snapshot pushed by the scheduler, a process's end), each with a bound. Processes that a
+test leaves running are ended by pid and start time.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ ROOT = Path(__file__).resolve().parents[2]
 WORKER = Path(__file__).with_name("tiny_worker.py")
 ENDLESS = ("--steps", "1000000000")
 UNTIL_TOLD = ("--until", "enough")
-WAIT_S = 120.0 * PATIENCE  # scripts whose workers import torch begin slowly on a busy machine
+WAIT_S = 120.0 * PATIENCE  # scripts whose workers import torch start slowly on a busy machine
 POLL_S = 0.01
 SHOWN_LINES = 12
 RUN_SH = ROOT / "scripts" / "run.sh"
 RECOVER_SH = ROOT / "scripts" / "recover.sh"
 NOT_OF_COMMANDS = ("training", "dashboard", "compat", "integrations", "horovod", "earlier", "remote")
-"""Modules that these commands do not import: of torch, web servers, object stores, and of earlier releases."""
+"""Packages that these commands do not import: torch, web servers, object stores, earlier releases."""
 
 
 def modules_of_commands() -> list[str]:
@@ -64,21 +64,21 @@ def modules_of_commands() -> list[str]:
 
 
 def bare_environment() -> dict[str, str]:
-    """Today's environment without a word on any job."""
+    """Return the environment without any setting of a job."""
     settings = [name for name in config.KEPT_NAMES if name not in ("PATH", "PYTHONPATH")]
     settings += ["ROLE", "NODE_ID", "MS_ROLE", "MS_NODE_ID"]
     return {name: text for name, text in os.environ.items() if not any(fnmatchcase(name, word) for word in settings)}
 
 
 class Shell:
-    """One running command; its standard output and error come together, line by line."""
+    """One running command; its standard output and error are merged and read by line."""
 
     def __init__(self, process: subprocess.Popen[str] | Forked, output: IO[str]) -> None:
         self.process = process
         self._output = output
         self._lines: queue.Queue[str | None] = queue.Queue()
         self._seen: list[str] = []
-        self.heard: list[tuple[float, str]] = []  # every line, and when it came (monotonic seconds)
+        self.heard: list[tuple[float, str]] = []  # every line with the time it arrived (monotonic seconds)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -86,7 +86,8 @@ class Shell:
     def of(cls, words: list[str], folder: Path, environment: Mapping[str, str]) -> Shell:
         """Start any program."""
         process = subprocess.Popen(
-            ["env", "--default-signal=HUP", *words],  # else it inherits that the tests run under nohup
+            # otherwise it inherits an ignored SIGHUP if the tests run under nohup
+            ["env", "--default-signal=HUP", *words],
             cwd=folder,
             env=dict(environment),
             stdin=subprocess.DEVNULL,
@@ -117,30 +118,30 @@ class Shell:
 
     @property
     def text(self) -> str:
-        """What it has printed, as far as a wait has taken it in."""
+        """Return the output that waits have read so far."""
         return "".join(self._seen)
 
     def wait_for(self, pattern: str) -> re.Match[str]:
-        """The first match in what is, or will be, printed."""
+        """Return the first match in past or future output."""
         deadline = time.monotonic() + WAIT_S
         while (match := re.search(pattern, self.text)) is None:
             try:
                 line = self._lines.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
                 line = None
-            assert line is not None, f"{pattern!r} was not said:\n{self.text}"
+            assert line is not None, f"{pattern!r} was not printed:\n{self.text}"
             self._seen.append(line)
         return match
 
     def wait_until(self, is_so: Callable[[], bool]) -> None:
-        """Until something that is not printed has happened, while the script runs."""
+        """Wait for a condition outside the output while the script runs."""
         deadline = time.monotonic() + WAIT_S
         while not is_so():
             assert self.process.poll() is None and time.monotonic() < deadline, "\n".join(self.all_lines())
             time.sleep(POLL_S)
 
     def all_lines(self) -> list[str]:
-        """What a script has printed, so far if it runs, whether or not a wait took it in."""
+        """Return all lines printed so far, whether or not a wait has read them."""
         if self.process.poll() is not None:
             self._reader.join(WAIT_S)
         with self._lines.mutex:
@@ -148,7 +149,7 @@ class Shell:
         return [line.rstrip("\n") for line in self._seen + left]
 
     def end(self) -> int:
-        """Wait for its end and take in all that it said; returns its exit status."""
+        """Wait for the end, read all output and return the exit status."""
         status = self.process.wait(WAIT_S)
         self._reader.join(WAIT_S)
         while (line := self._lines.get(timeout=WAIT_S)) is not None:
@@ -161,12 +162,12 @@ class Shell:
 
 
 class ShellJob:
-    """A job's folder and the commands that were called in it.
+    """A job's folder and the commands called in it.
 
     Args:
-        folder: of this job alone.
+        folder: for this job alone.
         starter: forks commands of ``samebits``; None: each is started anew.
-        settings: of the job, besides those below, or instead of them.
+        settings: override those below.
     """
 
     def __init__(self, folder: Path, starter: WarmStarter | None = None, **settings: str) -> None:
@@ -185,37 +186,37 @@ class ShellJob:
         self._links: list[SchedulerLink] = []
         self._ever: set[ProcessIdentity] = set()
 
-    # ---- what a user types
+    # ---- user commands
 
     def bare_environment(self) -> dict[str, str]:
-        """Today's environment without a word on any job."""
+        """Return the environment without any setting of a job."""
         return bare_environment()
 
     def shell(self, *words: str, folder: Path | None = None, **settings: str) -> Shell:
-        """Any program."""
+        """Start any program."""
         return self._keep(Shell.of(list(words), folder or self.folder, {**bare_environment(), **settings}))
 
     def run(self, *words: str, worker: Path = WORKER, options: tuple[str, ...] = (), **settings: str) -> Shell:
-        """What ``run.sh [options] tiny_worker.py words`` becomes, with this job's settings."""
+        """Start the command behind ``run.sh [options] tiny_worker.py words``, with this job's settings."""
         settings = {**self.settings, **settings}
         if not settings.get("MAX_RESTARTS") and not settings.get("MS_MAX_RESTARTS"):
             settings["MAX_RESTARTS"] = "0"
         return self.tool("run", *options, "--", str(worker), *words, **settings)
 
     def run_sh(self, *words: str, worker: Path = WORKER, options: tuple[str, ...] = (), **settings: str) -> Shell:
-        """``run.sh [options] tiny_worker.py words``, with this job's settings."""
+        """Start ``run.sh [options] tiny_worker.py words``, with this job's settings."""
         return self.shell("bash", str(RUN_SH), *options, str(worker), *words, **{**self.settings, **settings})
 
     def recover(self, *words: str, **settings: str) -> Shell:
-        """What ``recover.sh words`` becomes, with no settings at all."""
+        """Start the command behind ``recover.sh words``, without settings."""
         return self.tool("recover", *words, **settings)
 
     def recover_sh(self, *words: str, **settings: str) -> Shell:
-        """``recover.sh words``, with no settings at all."""
+        """Start ``recover.sh words``, without settings."""
         return self.shell("bash", str(RECOVER_SH), *words, **settings)
 
     def tool(self, *words: str, folder: Path | None = None, **settings: str) -> Shell:
-        """``samebits <words>``, with no settings at all."""
+        """Run ``samebits <words>``, without settings."""
         environment = {**bare_environment(), **settings}
         if self.starter is None or not self.starter.can_start(environment):
             return self.shell(sys.executable, *SAMEBITS, *words, folder=folder, **settings)
@@ -229,7 +230,7 @@ class ShellJob:
         """Let the workers that were started with ``UNTIL_TOLD`` end their training."""
         (self.folder / UNTIL_TOLD[1]).touch()
 
-    # ---- what can be seen
+    # ---- observations
 
     @property
     def log_dir(self) -> Path:
@@ -251,12 +252,12 @@ class ShellJob:
         return (self.log_dir / f"{name}.log").read_text()
 
     def proc_environment(self, name: str) -> dict[str, str]:
-        """The environment a process of the job was started with."""
+        """Return the environment a process of the job was started with."""
         words = Path(f"/proc/{self.identity(name).pid}/environ").read_bytes().decode().split("\0")
         return dict(word.split("=", 1) for word in words if "=" in word)
 
     def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> ProcessIdentity:
-        """Signal a process of the job; where that ends it, it is gone when this returns."""
+        """Signal a process of the job; if that ends it, wait until it is gone."""
         identity = self.identity(name)
         assert send_signal(identity, number)
         if number is signal.SIGKILL:
@@ -264,13 +265,13 @@ class ShellJob:
         return identity
 
     def kill_everything(self, launcher: Shell) -> None:
-        """kill -9 a launcher and every process of the job; all are gone when this returns."""
+        """kill -9 a launcher and every process of the job, and wait until all are gone."""
         launcher.process.kill()
         launcher.process.wait()
         self.kill_at_once(*self.identities())
 
     def kill_at_once(self, *names: str) -> None:
-        """kill -9 these processes, also if the death of the first ends the others; all are gone when this returns."""
+        """kill -9 these processes, even if the first death ends the others, and wait until all are gone."""
         identities = [self.identity(name) for name in names]
         for identity in identities:
             send_signal(identity, signal.SIGKILL)
@@ -278,7 +279,7 @@ class ShellJob:
             assert identity.wait_for_exit(WAIT_S)
 
     def wait_view(self, wanted: Callable[[JobView], bool]) -> JobView:
-        """The first snapshot that the scheduler pushes with what is wanted."""
+        """Return the first snapshot pushed by the scheduler that satisfies the condition."""
         settings, _ = config.read({**self.settings, "ROLE": "scheduler"})
         link = SchedulerLink(settings)
         self._links.append(link)
@@ -293,13 +294,13 @@ class ShellJob:
         raise AssertionError(f"no such snapshot: {seen[-3:]}")
 
     def wait_training(self, generation: int = 1) -> JobView:
-        """All workers train in this generation, and have done a few steps."""
+        """Wait until all workers train in this generation and have made a few steps."""
         return self.wait_view(
             lambda view: (view.generation, view.phase, view.alive) == (generation, "training", 3) and view.step >= 3
         )
 
     def tails(self) -> str:
-        """The end of what every script printed, and of every log."""
+        """Return the end of every script's output and of every log."""
         logs = sorted(self.log_dir.glob("*.log"))
         ends = {path.name: path.read_text(errors="replace").splitlines() for path in logs}
         for number, shell in enumerate(self.shells):
@@ -309,10 +310,10 @@ class ShellJob:
     # ---- the end
 
     def close(self, *, patience_s: float = WAIT_S) -> list[str]:
-        """End whatever is left; returns what that was: after a test that went well, nothing.
+        """End whatever is left and return what that was: nothing after a test that went well.
 
-        ``patience_s``: what the job's processes have started (checkpoint writers, a DataLoader's workers) ends by
-        itself once they are gone, and may take so long.
+        ``patience_s``: time for processes that the job's processes started (checkpoint writers, DataLoader workers) to
+        end on their own.
         """
         for link in self._links:
             link.close()
@@ -330,7 +331,7 @@ class ShellJob:
         return left + self._left_of_others(patience_s)
 
     def _left_of_others(self, patience_s: float) -> list[str]:
-        """What no pid file names and yet is of this folder."""
+        """Return processes of this folder that no pid file names."""
         left, deadline = [], time.monotonic() + patience_s
         for identity in found_below(self.folder):
             if identity.wait_for_exit(max(0.0, deadline - time.monotonic())):

@@ -1,10 +1,10 @@
-"""``python -m tests.launcher.shell_soak --jobs 30 [--seed 1]``: users who know two commands, and machines that fail.
+"""``python -m tests.launcher.shell_soak --jobs 30 [--seed 1]``: random kills around run.sh and recover.sh.
 
-Each job is started by ``run.sh`` in a folder of its own; its processes and the scripts that follow it are killed and
-stopped at random moments, the job is let finish at one of them, and whenever something is missing, or nobody follows,
-``recover.sh`` is called. Workers have no torch here (``tiny_worker``): what is asked is who starts, follows, believes
-and ends whom. However it falls, the job finishes, whoever follows it then exits with 0, nobody is told that a finished
-job was interrupted, no script shows a traceback, and nothing is left.
+Each job is started by ``run.sh`` in its own folder. Its processes and the scripts that follow it are killed and stopped
+at random times, and the job is allowed to finish at one of them. Whenever a process is missing, or no script follows,
+``recover.sh`` is called. Workers have no torch (``tiny_worker``), since only starting, following and ending are under
+test. In every case the job finishes, its last follower exits with 0, no finished job is called interrupted, no script
+shows a traceback, and no process is left.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from samebits.store.process_identity import ProcessIdentity
 from tests.launcher.shell_job import UNTIL_TOLD, Shell, ShellJob
 
 CHAOS_S = (6.0, 14.0)
-ENDS_WITHIN_S = 60.0  # after the chaos
+ENDS_WITHIN_S = 60.0  # after the faults have stopped
 _LOOKS_EVERY_S = 0.02
 _CALLS_EVERY_S = 1.0
 MAY_END_WITH = {
@@ -40,11 +40,11 @@ MAY_END_WITH = {
     -signal.SIGKILL: "killed",
     -signal.SIGHUP: "its terminal was closed",
 }
-BY_CTRL_C = {128 + signal.SIGINT, -signal.SIGINT}  # where nothing was started yet
+BY_CTRL_C = {128 + signal.SIGINT, -signal.SIGINT}  # if nothing was started yet
 
 
 def settings_of(seed: int) -> dict[str, str]:
-    """What the user of this job has set."""
+    """Return the settings that this job's user has chosen."""
     rng = random.Random(f"settings of {seed}")
     return {
         "REGISTER_COOLDOWN": rng.choice(("0", "0.5")),
@@ -56,10 +56,9 @@ def settings_of(seed: int) -> dict[str, str]:
 
 @dataclass(slots=True)
 class ShellSoak:
-    """One job in the shell and what happens to it.
+    """One job in the shell with random faults.
 
-    Args:
-        job: not yet started, with :func:`settings_of` the seed.
+    Args: job: not yet started, with :func:`settings_of` the seed.
     """
 
     job: ShellJob
@@ -76,10 +75,9 @@ class ShellSoak:
     _said: list[str] = field(default_factory=list)
 
     def run(self) -> None:
-        """Through chaos to the job's end.
+        """Run through the faults to the job's end.
 
-        Raises:
-            AssertionError: something promised did not hold; with the story.
+        Raises: AssertionError: a promise did not hold; the message has the story.
         """
         self._rng = random.Random(f"faults of {self.seed}")
         self._began = time.monotonic()
@@ -94,14 +92,14 @@ class ShellSoak:
             self._look_after()
             time.sleep(_LOOKS_EVERY_S)
         self._take_ended()
-        last = self.job.recover_sh()  # by somebody who has not seen it finish
+        last = self.job.recover_sh()  # by a user who has not seen it finish
         self._require(last.end() == 0, f"of the finished job recover.sh says {last.text!r}")
-        for shell, name in self._names.items():  # a killed one may have left somebody who waited, and spoke
+        for shell, name in self._names.items():  # a killed script may have left a waiting process that printed
             text = "\n".join(shell.all_lines())
             self._require("Traceback" not in text, f"{name} shows a traceback:\n{text}")
 
     def story(self) -> str:
-        """What was done, and when, in seconds since the start."""
+        """Return what was done and when, in seconds since the start."""
         return "\n".join(self._said)
 
     def _say(self, what: str) -> None:
@@ -110,7 +108,7 @@ class ShellSoak:
     def _require(self, holds: bool, otherwise: str) -> None:
         assert holds, f"{otherwise}\n{self.story()}"
 
-    # ---- chaos
+    # ---- faults
 
     def _disturb(self, until: float) -> None:
         rng = self._rng
@@ -184,7 +182,7 @@ class ShellSoak:
         return self._rng.sample(followers, min(1, len(followers)))
 
     def _signal_follower(self, shell: Shell, number: signal.Signals) -> None:
-        """As a terminal does: what is typed, and its end, is for all that run in it."""
+        """Signal a follower as a terminal does: input and hang-up reach all that run in it."""
         self._note(number, self._names[shell])
         if number in (signal.SIGINT, signal.SIGHUP):
             os.killpg(shell.process.pid, number)
@@ -219,12 +217,12 @@ class ShellSoak:
             self._calls_at = None
             if not (self.job.log_dir / job_spec.START_FILE).exists():
                 if not self._followers():
-                    self._run()  # the first was killed before there was a job
+                    self._run()  # the first was killed before a job existed
             elif self._is_to_be_mended():
                 self._call("recover.sh", self.job.recover_sh())
 
     def _is_to_be_mended(self) -> bool:
-        """Whether something is missing, or nobody follows, of a job that is not finished."""
+        """Return whether an unfinished job lacks a process or a follower."""
         identities = self.job.identities()
         is_whole = bool(identities) and all(identity.is_alive() for identity in identities.values())
         return not (is_whole and self._followers()) and not self._is_finished()
@@ -256,7 +254,7 @@ FAULTS: Mapping[Callable[[ShellSoak], None], int] = {
     ShellSoak.end_a_follower: 2,
     ShellSoak.press_ctrl_c: 1,
 }
-"""What may happen, and how often beside the others."""
+"""Possible faults and their relative frequencies."""
 
 
 def main() -> int:

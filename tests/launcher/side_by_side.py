@@ -1,7 +1,7 @@
-"""``python -m tests.launcher.side_by_side --faults 200 [--seed 1]``: two jobs in two folders of one host, under attack.
+"""``python -m tests.launcher.side_by_side --faults 200 [--seed 1]``: two jobs on one host under attack.
 
-Both are started at the same moment, on the default port, with other arguments. Then faults and attacks are drawn for
-either of them; whenever nobody follows an unfinished job, ``samebits recover`` is called in its folder. Three promises
+Both are started at the same time on the default port with different arguments. Then faults and attacks are drawn for
+either of them. Whenever an unfinished job has no follower, ``samebits recover`` is called in its folder. Three promises
 are checked: no process or step of one job is ever part of the other, a job that ends with 0 has the bits of its
 undisturbed run, and 60 s after a job's last command nothing of it is left.
 """
@@ -38,9 +38,9 @@ PAUSE_MS = 30
 ENDS_WITHIN_S = 240.0
 LEFT_AFTER_S = 60.0
 GO_ON = (-signal.SIGKILL, JobInterruptedError.exit_code)
-"""How a follower ends after which its user calls `recover`."""
+"""Exits of a follower after which the user calls `recover`."""
 HERE = {"PYTHONPATH": str(ROOT)}
-P_EARLY = 0.25  # so many faults come before a job has trained
+P_EARLY = 0.25  # share of faults that come before a job has trained
 _LOOKS_EVERY_S = 0.1
 _STEP = re.compile(r"^epoch \d+ step (\d+) ", re.MULTILINE)
 _SEATED = re.compile(r" seated: .* job ([0-9a-f-]{36})")
@@ -48,13 +48,13 @@ _FINAL = re.compile(r"^final step=(\d+) sha256=(\w+)", re.MULTILINE)
 
 
 def arguments(steps: int) -> tuple[str, ...]:
-    """Return the probe's arguments of the job with so many steps."""
+    """Return the probe's arguments for this number of steps."""
     return ("--steps", str(steps), "--pause-ms", str(PAUSE_MS))
 
 
 @dataclass(slots=True)
 class Side:
-    """One of the two jobs, and what was done to it."""
+    """One of the two jobs and what was done to it."""
 
     job: ShellJob
     steps: int
@@ -65,9 +65,9 @@ class Side:
     stopped: list[tuple[float, ProcessIdentity]] = field(default_factory=list)
     sockets: list[socket.socket] = field(default_factory=list)
     asked: list[Shell] = field(default_factory=list)
-    """Commands that are no followers: each has to end by itself."""
+    """Commands other than followers, each of which has to end on its own."""
     due: list[float | int] = field(default_factory=list)
-    """When something is done to it: seconds after its start, or a step (an int) that a worker has made."""
+    """When the next disturbance is due: seconds after the start, or a step (an int)."""
 
     def __post_init__(self) -> None:
         for _ in range(FAULTS_A_JOB):
@@ -107,12 +107,12 @@ class Side:
         return self.reached() >= when if isinstance(when, int) else time.monotonic() - self.began >= when
 
     def reached(self) -> int:
-        """Return the last step that any worker's log tells of."""
+        """Return the last step in any worker's log."""
         logs = self.job.log_dir.glob("worker_*.log")
         return max((int(step) for log in logs for step in _STEP.findall(log.read_text(errors="replace"))), default=0)
 
     def look_after(self) -> None:
-        """Disturb what is to be disturbed now, and do what an attentive user does."""
+        """Apply the disturbances that are due, and act as an attentive user."""
         now = time.monotonic()
         for when in [when for when in self.due if self.is_due(when)]:
             self.due.remove(when)
@@ -126,7 +126,7 @@ class Side:
 
     @property
     def is_over(self) -> bool:
-        """Whether the last follower has ended with a verdict: the job finished, or no `recover` will bring it back."""
+        """Return whether the last follower ended with a verdict: finished, or beyond `recover`."""
         last = self.followers[-1].process.poll()
         return last is not None and last not in GO_ON
 
@@ -181,7 +181,7 @@ class Side:
         self.asked.append(self.run(self.steps + 7))
 
     def send_a_foreign_worker(self) -> None:
-        """A worker of another launcher that knows everything of this job but its id."""
+        """Start a worker of another launcher that knows everything of this job but its id."""
         told = {"ROLE": "worker", "NODE_ID": str(self.rng.randrange(4)), "WORKER_NUM": str(WORKERS)}
         told |= {"SCHED_PORT": str(self.port), "ENABLE_RECOVERY": "1", "JOB_ID": "foreign", "OMP_NUM_THREADS": "1"}
         told |= {"CHECKPOINT_PATH": "foreign", "LOG_DIR": "foreign-logs", "TOPO_TIMEOUT": "5"} | HERE
@@ -212,23 +212,23 @@ class Side:
 
     @property
     def job_id(self) -> str:
-        """The job's id; empty if it has none."""
+        """Return the job's id, or an empty string."""
         return str(self._kept().get("job", ""))
 
     def _kept(self) -> dict[str, Any]:
-        """Return how the job was started; empty if `run` was killed before it had kept that."""
+        """Return how the job was started, or nothing if `run` was killed before it was saved."""
         try:
             return dict(json.loads((self.job.log_dir / "start.json").read_text()))
         except FileNotFoundError:
             return {}
 
     def seated_in(self) -> set[str]:
-        """Return the jobs that this folder's processes had a seat in, by their logs."""
+        """Return the jobs in which this folder's processes had a seat, according to their logs."""
         logs = self.job.log_dir.glob("*.log")
         return {job for log in logs for job in _SEATED.findall(log.read_text(errors="replace"))}
 
     def finals(self) -> set[tuple[int, str]]:
-        """Return the last step and hash that each worker's log ends with."""
+        """Return the last step and hash in each worker's log."""
         found = set()
         for log in self.job.log_dir.glob("worker_*.log"):
             said = _FINAL.findall(log.read_text(errors="replace"))
@@ -245,7 +245,7 @@ FAULTS: tuple[Callable[[Side], None], ...] = (
 
 
 def undisturbed(folder: Path) -> dict[int, tuple[int, str]]:
-    """Return the last step and hash of each of the two jobs, alone."""
+    """Return the last step and hash of each job when run alone."""
     found = {}
     for steps in STEPS:
         (folder / str(steps)).mkdir()
@@ -258,7 +258,7 @@ def undisturbed(folder: Path) -> dict[int, tuple[int, str]]:
 
 
 def pair(folder: Path, seed: int, expected: Mapping[int, tuple[int, str]]) -> tuple[list[Side], list[str]]:
-    """Run two jobs side by side; returns them and what did not hold."""
+    """Run two jobs side by side; return them and the violations."""
     sides = []
     for steps in STEPS:
         (folder / f"of {steps}").mkdir()
@@ -278,7 +278,7 @@ def pair(folder: Path, seed: int, expected: Mapping[int, tuple[int, str]]) -> tu
 
 
 def judged(side: Side, expected: tuple[int, str]) -> list[str]:
-    """Return what does not hold of a job that is over."""
+    """Return the violations of a job that is over."""
     problems = []
     for one in side.sockets:
         one.close()
@@ -302,7 +302,7 @@ def judged(side: Side, expected: tuple[int, str]) -> list[str]:
         problems.append(f"its workers were seated in job {foreign}, it is job {side.job_id}")
     if status not in (0, None):
         side.say("\n".join(side.followers[-1].all_lines()[-6:]))
-    if status not in (0, None):  # a refused job may be left: its user ends it
+    if status not in (0, None):  # a refused job may be left running: its user ends it
         side.job.tool("stop").process.wait(LEFT_AFTER_S)
     left = side.job.close(patience_s=LEFT_AFTER_S)
     return problems + ([f"left behind: {left}"] if left else [])

@@ -1,4 +1,4 @@
-"""How many accelerators are counted, on a machine that seems to have four."""
+"""Counting accelerators, on a machine that appears to have four."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from samebits.launcher.accelerators import device_files, usable
         ("MIG-GPU-8932f937-d72c-4106-c12f-20bd9faed9f6/1/2", 1),
     ],
 )
-def test_what_is_hidden_is_not_counted(visible: str, count: int) -> None:
+def test_hidden_devices_are_not_counted(visible: str, count: int) -> None:
     assert usable({"CUDA_VISIBLE_DEVICES": visible}, 4) == count
     assert usable({"ASCEND_RT_VISIBLE_DEVICES": visible}, 4) == count
 
 
-def test_where_nothing_is_hidden_all_count() -> None:
+def test_all_devices_count_if_none_is_hidden() -> None:
     assert (usable({}, 4), usable({}, 0), usable({"CUDA_VISIBLE_DEVICES": "0,1"}, 0)) == (4, 0, 0)
     assert [usable({name: "cpu"}, 4) for name in ("DEVICE", "MS_DEVICE")] == [0, 0]
     assert usable({"DEVICE": "cuda"}, 4) == 4
 
 
 @pytest.mark.parametrize("kind", ["nvidia", "davinci"])
-def test_a_device_is_a_numbered_file(kind: str, tmp_path: Path) -> None:
+def test_device_is_a_numbered_file(kind: str, tmp_path: Path) -> None:
     for name in ("0", "1", "10", "ctl", "-uvm", "0x"):
         (tmp_path / f"{kind}{name}").touch()
     assert device_files(tmp_path) == 3

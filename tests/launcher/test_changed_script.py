@@ -1,4 +1,4 @@
-"""A script that was edited since its job started is noticed by its content and told with both times."""
+"""A script edited since its job started is detected by its content, and reported with both times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from samebits.launcher.job_spec import ScriptVersion, change, version_of
 from tests.launcher.shell_job import ROOT, UNTIL_TOLD, WORKER, ShellJob
 
 
-def test_only_another_content_is_a_change(tmp_path: Path) -> None:
+def test_only_different_content_is_a_change(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     assert version_of(script) is None
     script.write_text("lr = 0.1\n")
@@ -37,7 +37,7 @@ def test_only_another_content_is_a_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.system
-def test_recover_sh_says_that_the_script_was_edited(job: ShellJob) -> None:
+def test_recover_sh_reports_that_the_script_was_edited(job: ShellJob) -> None:
     script = job.folder / "mine.py"
     shutil.copy(WORKER, script)
     job.settings["PYTHONPATH"] = str(ROOT)

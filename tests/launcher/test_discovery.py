@@ -1,4 +1,4 @@
-"""The driver's hand: what it keeps, starts and asks for as hosts come and go, and how another one goes on."""
+"""The driver: what it records, starts and drains as hosts come and go, and how another driver continues."""
 
 from __future__ import annotations
 
@@ -35,7 +35,9 @@ NOBODY = ProcessIdentity(1 << 22, 1)
 
 
 class Folder:
-    """A job of two workers on this machine, whose script prints the file ``hosts``; who is started is this process."""
+    """A job of two workers on this machine whose script prints the file ``hosts``. Every started worker is this
+    process.
+    """
 
     def __init__(self, path: Path, **more: str) -> None:
         self.path, self.log_dir = path, path / "device"
@@ -74,7 +76,7 @@ class Folder:
         (self.path / "hosts.new").rename(self.path / "hosts")
 
     def until(self, driver: Discovery, is_so: Callable[[Turn], bool], now: float = 0.0) -> Turn:
-        """Turns of the driver until one has what is wanted: that one, with all that was said on the way."""
+        """Run the driver until a turn has the wanted result; return that turn and all messages so far."""
         deadline, said = time.monotonic() + 60, Turn()
         while True:
             turn = driver.turn(self.view, now)
@@ -104,7 +106,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
         driver.close()
 
 
-def test_a_host_that_comes_has_workers_started_by_the_template(folder: Folder) -> None:
+def test_new_host_gets_workers_started_by_the_template(folder: Folder) -> None:
     folder.says("localhost:2\n")
     driver = folder.driver()
     folder.says("localhost:2\nb:2\n")
@@ -117,7 +119,7 @@ def test_a_host_that_comes_has_workers_started_by_the_template(folder: Folder) -
     assert set(read_pid_files(folder.log_dir, turn.started)) == {"worker_2", "worker_3"}
 
 
-def test_a_host_that_goes_is_asked_over_the_scheduler_until_it_is_gone(folder: Folder) -> None:
+def test_removed_host_is_drained_through_the_scheduler_until_it_is_gone(folder: Folder) -> None:
     job_spec.keep(folder.log_dir, replace(folder.kept, nodes=("0", "2"), hosts={"0": "localhost", "2": "b", "1": "b"}))
     folder.view = replace(folder.view, workers=(worker(0), worker(1), worker(2)))
     for node in "12":
@@ -126,7 +128,7 @@ def test_a_host_that_goes_is_asked_over_the_scheduler_until_it_is_gone(folder: F
     driver = folder.driver()
     turn = folder.until(driver, lambda turn: bool(turn.decisions))
     assert turn.decisions[0].drain == ("2",) and turn.decisions[0].text.endswith("host b is gone")
-    assert turn.decisions[1].drain == ("1",), "one before it has not left since another driver's time"
+    assert turn.decisions[1].drain == ("1",), "the previous request has not expired at another driver's time"
     assert (folder.kept.nodes, set(folder.kept.hosts)) == (("0",), {"0", "1", "2"})
     assert driver.turn(folder.view, 1.0).decisions == []
     assert driver.turn(folder.view, 2.5).decisions[0].drain in [("1", "2"), ("2", "1")]
@@ -135,7 +137,7 @@ def test_a_host_that_goes_is_asked_over_the_scheduler_until_it_is_gone(folder: F
     assert set(folder.kept.hosts) == {"0", "1"} and not (folder.log_dir / "worker_2.pid").exists()
 
 
-def test_a_worker_here_is_asked_by_a_signal_once(folder: Folder) -> None:
+def test_local_worker_is_drained_by_one_signal(folder: Folder) -> None:
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -150,7 +152,7 @@ def test_a_worker_here_is_asked_by_a_signal_once(folder: Folder) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
 
 
-def test_what_holds_on_to_a_seat_that_was_left_is_ended(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_that_holds_on_to_a_vacated_seat_is_ended(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[signal.Signals] = []
     monkeypatch.setattr("samebits.hosts.discovery.send_signal", lambda _, number: sent.append(number))
     job_spec.keep(folder.log_dir, replace(folder.kept, nodes=("0",), hosts={"0": "localhost", "1": "b"}))
@@ -166,11 +168,11 @@ def test_what_holds_on_to_a_seat_that_was_left_is_ended(folder: Folder, monkeypa
     newer = folder.driver()
     folder.until(newer, lambda turn: bool(turn.decisions))
     newer.turn(left, 9 * LAUNCHER_GRACE_S)
-    assert sent == [], "it may not have joined yet, and its last process may be the one that left"
+    assert sent == [], "it may not have joined yet, and its predecessor may be the one that left"
 
 
-def test_a_worker_that_nobody_keeps_is_asked_to_leave(folder: Folder) -> None:
-    """Its host was cut off, so that it was given up, and is back."""
+def test_unrecorded_worker_is_asked_to_leave(folder: Folder) -> None:
+    """Its host was cut off and given up, and has returned."""
     folder.view = replace(folder.view, workers=(worker(0), worker(1), worker(3)))
     folder.says("localhost:2\n")
     driver = folder.driver()
@@ -181,14 +183,14 @@ def test_a_worker_that_nobody_keeps_is_asked_to_leave(folder: Folder) -> None:
     assert [(one.text, one.drain) for one in driver.turn(folder.view, 2.5).decisions] == [("", ("3",))]
 
 
-def test_the_death_of_an_older_process_of_a_name_is_nobodys(folder: Folder) -> None:
+def test_death_of_an_older_process_with_the_name_is_ignored(folder: Folder) -> None:
     folder.says("localhost:2\n")
     driver = folder.driver()
     assert driver.takes("worker_1", NOBODY, 1, 1.0, has_joined=False)
-    assert folder.kept.nodes == ("0", "1"), "who has the name now stays"
+    assert folder.kept.nodes == ("0", "1"), "the current holder of the name stays"
 
 
-def test_a_script_that_fails_is_said_once_and_changes_nothing(folder: Folder) -> None:
+def test_failing_script_is_reported_once_and_changes_nothing(folder: Folder) -> None:
     folder.says("localhost:2\n")
     driver = folder.driver()
     (folder.path / "hosts").unlink()
@@ -200,7 +202,7 @@ def test_a_script_that_fails_is_said_once_and_changes_nothing(folder: Folder) ->
     assert folder.kept.nodes == ("0", "1") and folder.started == []
 
 
-def test_a_host_that_nothing_reaches_is_said_once_and_not_used(folder: Folder) -> None:
+def test_unreachable_host_is_reported_once_and_not_used(folder: Folder) -> None:
     folder.settings = replace(folder.settings, host_launch=None)
     folder.says("localhost:3\nb\n")
     turn = folder.until(folder.driver(), lambda turn: bool(turn.started))
@@ -208,7 +210,7 @@ def test_a_host_that_nothing_reaches_is_said_once_and_not_used(folder: Folder) -
     assert sum("host b is not this machine" in line and "Fix: --launch" in line for line in turn.lines) == 1
 
 
-def test_a_start_that_fails_goes_to_another_host_after_a_rest(folder: Folder) -> None:
+def test_failed_start_moves_to_another_host_after_a_rest(folder: Folder) -> None:
     folder.says("localhost:2\nb:1\nc:1\n")
     driver = folder.driver()
     folder.until(driver, lambda turn: len(turn.started) == 2)
@@ -221,7 +223,7 @@ def test_a_start_that_fails_goes_to_another_host_after_a_rest(folder: Folder) ->
     assert folder.until(driver, lambda turn: bool(turn.started), now=11.0).started == ["worker_2"]
 
 
-def test_a_host_that_tells_its_workers_to_leave_is_about_to_go(folder: Folder) -> None:
+def test_host_that_asks_its_workers_to_leave_is_about_to_go(folder: Folder) -> None:
     folder.says("localhost:2\nb:1\n")
     driver = folder.driver()
     folder.until(driver, lambda turn: len(turn.started) == 1)
@@ -231,21 +233,21 @@ def test_a_host_that_tells_its_workers_to_leave_is_about_to_go(folder: Folder) -
     assert turn.started == []
 
 
-def test_a_worker_that_was_killed_is_left_to_the_supervisor(folder: Folder) -> None:
+def test_killed_worker_is_left_to_the_supervisor(folder: Folder) -> None:
     folder.says("localhost:2\n")
     driver = folder.driver()
     assert not driver.takes("worker_1", folder.identity("worker_1"), None, 1.0, has_joined=True)
     assert not driver.takes("worker_9", folder.identity("worker_9"), None, 1.0, has_joined=False), (
-        "nothing is known of it"
+        "its state is unknown"
     )
     with StartLock(folder.log_dir):
         assert not driver.takes("worker_1", folder.identity("worker_1"), None, 2.0, has_joined=False), (
-            "somebody else changes what is kept"
+            "another process is changing the record"
         )
     assert folder.kept.nodes == ("0", "1")
 
 
-def test_a_wish_and_a_drained_host_are_read_from_the_folder(folder: Folder) -> None:
+def test_requested_size_and_drained_hosts_are_read_from_the_folder(folder: Folder) -> None:
     folder.says("localhost:1\nb:3\n")
     folder.view = replace(folder.view, workers=(worker(0),))
     job_spec.keep(
@@ -261,7 +263,7 @@ def test_a_wish_and_a_drained_host_are_read_from_the_folder(folder: Folder) -> N
     assert turn.lines[-1] == "starting 2 on b: 3 workers, and 3 are wanted, at most 5"
 
 
-def test_nothing_is_started_for_a_job_that_is_through(folder: Folder) -> None:
+def test_nothing_is_started_for_a_finished_job(folder: Folder) -> None:
     folder.view = replace(folder.view, training_finished=True)
     folder.says("localhost:5\n")
     driver = folder.driver()
@@ -279,7 +281,7 @@ def test_only_a_job_with_a_script_has_a_driver(folder: Folder) -> None:
     assert discovery_for(replace(folder.settings, host_discovery_script=None), supervisor) is None
 
 
-def test_a_number_whose_last_process_was_lost_is_given_on_as_its_replacement() -> None:
+def test_number_of_a_lost_process_is_passed_to_its_replacement() -> None:
     gone = (worker(1, Presence.LOST), worker("1.2", Presence.LOST, slot=1, pid=5), worker(2, Presence.LEFT))
     seen = replace(view(), workers=(worker(0), *gone))
     assert [name_for(number, seen) for number in "123"] == ["1.3", "2", "3"]

@@ -1,6 +1,6 @@
-"""A job whose hosts come and go, through the shell: starts by a template, leaving, a driver that is killed.
+"""A job whose hosts come and go, through the shell: template starts, leaving, a killed driver.
 
-A host that is not this machine is one by name only: its template starts the worker here, under that name.
+Other hosts exist in name only: the template starts the worker here under that name.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ ON_HOST=$1 exec sh -c "$2"
 
 
 def hosts(job: ShellJob, *lines: str) -> None:
-    """What the script prints from now on."""
+    """Set what the script prints from now on."""
     (job.folder / "hosts.new").write_text("".join(f"{line}\n" for line in lines))
     (job.folder / "hosts.new").rename(job.folder / "hosts")
 
 
 def drive(job: ShellJob, *words: str, script: tuple[str, ...] = (str(WORKER), *UNTIL_TOLD)) -> Shell:
-    """``samebits run`` with discovery."""
+    """Start ``samebits run`` with discovery."""
     launch = job.folder / "on-host.sh"
     launch.write_text(ON_HOST)
     launch.chmod(0o700)
@@ -49,7 +49,7 @@ def trains(view: JobView, *nodes: str) -> bool:
     return (view.phase, view.alive) == ("training", len(nodes)) and workers == nodes
 
 
-def test_hosts_come_and_go_and_so_do_their_workers(job: ShellJob) -> None:
+def test_workers_follow_hosts_that_come_and_go(job: ShellJob) -> None:
     hosts(job, "localhost:2")
     first = drive(job)
     job.wait_view(lambda view: trains(view, "0", "1"))
@@ -59,7 +59,7 @@ def test_hosts_come_and_go_and_so_do_their_workers(job: ShellJob) -> None:
     assert job.proc_environment("worker_2")["ON_HOST"] == "b"
     assert "ON_HOST" not in job.proc_environment("worker_1")
 
-    first.process.kill()  # the job runs on, and the next driver finds out what has changed
+    first.process.kill()  # the job continues, and the next driver finds out what has changed
     first.process.wait(WAIT_S)
     hosts(job, "localhost:1", "b:1", "c:1")
     second = drive(job)
@@ -98,7 +98,7 @@ def test_hosts_come_and_go_and_so_do_their_workers(job: ShellJob) -> None:
         assert any(part in text for text in decided), (part, decided)
 
 
-def test_a_host_on_which_nothing_starts_rests_and_is_tried_again(job: ShellJob) -> None:
+def test_host_on_which_nothing_starts_rests_and_is_tried_again(job: ShellJob) -> None:
     (job.folder / "no-way-to-b").touch()
     hosts(job, "localhost:1")
     shell = drive(job, "--host-rest", "0.2:600")
@@ -114,7 +114,7 @@ def test_a_host_on_which_nothing_starts_rests_and_is_tried_again(job: ShellJob) 
 
 
 @pytest.mark.thorough
-def test_a_job_that_grows_and_shrinks_with_its_host_sees_every_sample_once(job: ShellJob) -> None:
+def test_job_that_resizes_with_its_host_sees_every_sample_once(job: ShellJob) -> None:
     hosts(job, "localhost:2")
     gated = [word for epoch in (1, 2) for word in ("--gate", str(epoch))]
     shell = drive(job, script=(str(PROBE), "--epochs", "3", "--pause-ms", "0", *gated))

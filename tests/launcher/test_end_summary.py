@@ -1,4 +1,4 @@
-"""What a follower tells the user to do once the job has ended."""
+"""What a follower advises the user once the job has ended."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ THREADS = "worker 1 (pid 7) ended with status 69: threads is 2 here and 1 there.
         (Verdict(EndKind.INTERRUPTED, "every worker was killed", EndKind.INTERRUPTED.exit_code), "bash "),
     ],
 )
-def test_an_error_of_ours_is_not_mended_in_the_script(tmp_path: Path, verdict: Verdict, told: str) -> None:
+def test_runtime_error_is_not_blamed_on_the_script(tmp_path: Path, verdict: Verdict, told: str) -> None:
     settings = config.read({"ENABLE_RECOVERY": "1", "LOG_DIR": str(tmp_path)}, role_required=False)[0]
     following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=1))))
     fix = _fix(verdict, following, settings)
@@ -47,7 +47,7 @@ def test_an_error_of_ours_is_not_mended_in_the_script(tmp_path: Path, verdict: V
 @pytest.mark.parametrize(
     ("cause", "told"), [("rank 1's moments differ", "correct the script, then "), ("wrong twice. Fix: export 0/40", "")]
 )
-def test_a_cause_that_has_its_own_fix_is_given_no_other(tmp_path: Path, cause: str, told: str) -> None:
+def test_cause_with_its_own_fix_gets_no_other(tmp_path: Path, cause: str, told: str) -> None:
     settings = config.read({"ENABLE_RECOVERY": "1", "LOG_DIR": str(tmp_path)}, role_required=False)[0]
     following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=1))))
     fix = _fix(Verdict.unfinished(EndKind.UNEQUAL, cause), following, settings)
@@ -55,7 +55,7 @@ def test_a_cause_that_has_its_own_fix_is_given_no_other(tmp_path: Path, cause: s
 
 
 @pytest.mark.parametrize("kind", [EndKind.INTERRUPTED, EndKind.SCRIPT_FAILED])
-def test_an_audit_that_ends_the_job_has_one_fix(tmp_path: Path, kind: EndKind) -> None:
+def test_audit_that_ends_the_job_has_one_fix(tmp_path: Path, kind: EndKind) -> None:
     settings = config.read({"ENABLE_RECOVERY": "1", "LOG_DIR": str(tmp_path)}, role_required=False)[0]
     following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=1))))
     who = Roles(0, 1, 2)
@@ -64,7 +64,7 @@ def test_an_audit_that_ends_the_job_has_one_fix(tmp_path: Path, kind: EndKind) -
     assert verdict.cause.count("Fix: ") == 1 and _fix(verdict, following, settings) == ""
 
 
-def test_a_script_that_refused_its_arguments_is_given_them_again_whole(tmp_path: Path) -> None:
+def test_script_that_rejected_its_arguments_is_shown_with_all_of_them(tmp_path: Path) -> None:
     settings = config.read({"ENABLE_RECOVERY": "1", "LOG_DIR": str(tmp_path)}, role_required=False)[0]
     following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=0))))
     words = ("-n", "2", "train.py", "--lrr", "3")
@@ -74,7 +74,7 @@ def test_a_script_that_refused_its_arguments_is_given_them_again_whole(tmp_path:
     assert fix.startswith("correct the script's arguments: ") and fix.endswith("samebits run -n 2 train.py --lrr 3")
 
 
-def test_lost_restore_points_have_a_code_and_a_fix_of_their_own(tmp_path: Path) -> None:
+def test_lost_restore_points_have_their_own_code_and_fix(tmp_path: Path) -> None:
     settings = config.read({"ENABLE_RECOVERY": "1", "LOG_DIR": str(tmp_path)}, role_required=False)[0]
     following = cast(Following, cast(Any, SimpleNamespace(view=SimpleNamespace(generation=1))))
     verdict = Verdict.unfinished(EndKind.POINTS_LOST, "no restore point is left. Fix: bring the checkpoints back")
@@ -82,10 +82,10 @@ def test_lost_restore_points_have_a_code_and_a_fix_of_their_own(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("heard", [70, 80])
-def test_a_job_that_was_stopped_says_the_last_step_there_is_a_word_of(
+def test_stopped_job_gives_the_latest_step_on_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], heard: int
 ) -> None:
-    """What was pushed last may be a second old, and so may a history whose scheduler was killed."""
+    """The last push may be a second old, and so may the history if its scheduler was killed."""
     asked = {"ENABLE_RECOVERY": "1", "RECOVERY_PATH": str(tmp_path), "LOG_DIR": str(tmp_path)}
     settings = config.read(asked, role_required=False)[0]
     with contextlib.closing(EventLog(tmp_path, lambda lines: "", print)) as kept:

@@ -1,4 +1,4 @@
-"""What a follower says, signals and concludes: scenarios on a clock that is a number."""
+"""What a follower prints, signals and concludes, with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ WORKERS = [process(100 + node) for node in range(3)]
 
 
 class Scene:
-    """A follower and a job of three workers that it has just found running; collects what it orders."""
+    """A follower that has just found a running job of three workers; collects its orders."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Scene:
         has_joined: bool = True,
         follows: str = "",
     ) -> None:
-        """``alone``: nobody else dies within the moment that deaths are gathered in."""
+        """Report a death. ``alone``: no other process dies while deaths are gathered."""
         is_done = self.following.view is not None and self.following.view.training_finished
         self.following.died(
             f"worker_{node}",
@@ -118,7 +118,7 @@ def ended(kind: EndKind, cause: str) -> JobView:
     return view(phase="ending", ended=interruption(cause, kind=kind))
 
 
-def test_a_finished_job_ends_with_0_when_nothing_runs_any_more() -> None:
+def test_finished_job_ends_with_0_when_nothing_runs_any_more() -> None:
     scene = Scene()
     scene.heard(view(training_finished=True))
     for node in range(3):
@@ -131,10 +131,10 @@ def test_a_finished_job_ends_with_0_when_nothing_runs_any_more() -> None:
 
 
 @pytest.mark.parametrize(("last", "outcome"), [(0, (None, 0)), (None, (EndKind.INTERRUPTED, 77))])
-def test_a_follower_on_another_host_than_the_scheduler_knows_a_finished_job(
+def test_follower_on_another_host_than_the_scheduler_recognises_a_finished_job(
     last: int | None, outcome: tuple[EndKind | None, int]
 ) -> None:
-    """It has no journal, and the scheduler may have gone before it said more than that training was finished."""
+    """It has no journal, and the scheduler may have gone before it reported more than the end of training."""
     scene = Scene()
     scene.heard(view(training_finished=True))
     scene.scheduler_dies(Death())
@@ -143,7 +143,7 @@ def test_a_follower_on_another_host_than_the_scheduler_knows_a_finished_job(
     assert scene.outcome() == outcome
 
 
-def test_a_killed_worker_is_named_with_its_signal_and_the_fix_and_the_job_is_followed_on() -> None:
+def test_killed_worker_is_named_with_signal_and_fix_and_following_continues() -> None:
     scene = Scene()
     scene.dies(2)
     assert scene.lines == [
@@ -155,13 +155,13 @@ def test_a_killed_worker_is_named_with_its_signal_and_the_fix_and_the_job_is_fol
     assert scene.following.wake_at() is None
 
 
-def test_a_worker_that_left_with_a_status_is_shown_with_what_it_said() -> None:
+def test_worker_that_exited_is_shown_with_its_status_and_last_words() -> None:
     scene = Scene()
     scene.dies(0, Death(status=1), "train.py: error: no number")
     assert "worker 0 (pid 100) ended with status 1: train.py: error: no number" in scene.said()
 
 
-def test_somebody_elses_process_is_gone_without_a_status() -> None:
+def test_end_of_a_process_of_another_parent_has_no_status() -> None:
     scene = Scene(own=False)
     scene.dies(1, Death())
     assert len(scene.lines) == 1
@@ -169,7 +169,7 @@ def test_somebody_elses_process_is_gone_without_a_status() -> None:
     assert scene.lines[0].endswith(". Fix: RECOVER brings it back")
 
 
-def test_a_replacement_started_by_another_follower_is_followed_too() -> None:
+def test_replacement_started_by_another_follower_is_followed_too() -> None:
     scene = Scene()
     scene.dies(2)
     replacement = process(202)
@@ -181,15 +181,15 @@ def test_a_replacement_started_by_another_follower_is_followed_too() -> None:
 
 
 @pytest.mark.parametrize("is_found_first", [False, True])
-def test_a_death_and_the_restart_of_one_moment_are_said_in_their_order(is_found_first: bool) -> None:
-    """The pid file of who was started may be read before the kernel's word of who died."""
+def test_simultaneous_death_and_restart_are_reported_in_order(is_found_first: bool) -> None:
+    """The successor's pid file may be read before the kernel reports the death."""
     scene = Scene()
     if not is_found_first:
         scene.dies(2, alone=False)
     scene.following.found("worker_2", process(202), is_own=False)
     scene.settle()
     if is_found_first:
-        assert scene.lines == [], "the one before it has not ended yet"
+        assert scene.lines == [], "its predecessor has not ended yet"
         scene.dies(2, alone=False)
     scene.settle(GATHER_S)
     assert scene.lines == [
@@ -200,7 +200,7 @@ def test_a_death_and_the_restart_of_one_moment_are_said_in_their_order(is_found_
     assert "worker 2 (pid 202) was killed by signal 9 (SIGKILL); the others wait for it until" in scene.said()
 
 
-def test_a_death_and_the_restart_of_another_leave_it_to_the_user() -> None:
+def test_death_with_another_workers_restart_leaves_the_restart_to_the_user() -> None:
     scene = Scene()
     scene.dies(1, alone=False)
     scene.dies(2, alone=False)
@@ -210,7 +210,7 @@ def test_a_death_and_the_restart_of_another_leave_it_to_the_user() -> None:
     assert scene.lines[1] == "worker 2 was started again (pid 202)"
 
 
-def test_the_death_and_the_restart_of_a_scheduler_are_said_in_their_order() -> None:
+def test_death_and_restart_of_a_scheduler_are_reported_in_order() -> None:
     scene = Scene()
     scene.following.unlinked()
     scene.following.died("scheduler", SCHEDULER, KILLED, "", scene.now)
@@ -223,7 +223,7 @@ def test_the_death_and_the_restart_of_a_scheduler_are_said_in_their_order() -> N
     ]
 
 
-def test_the_schedulers_death_ends_nothing() -> None:
+def test_schedulers_death_ends_nothing() -> None:
     scene = Scene()
     scene.scheduler_dies(stored=view(from_journal=True))
     assert "the scheduler (pid 99) was killed by signal 9 (SIGKILL); training goes on" in scene.said()
@@ -239,7 +239,7 @@ def test_the_schedulers_death_ends_nothing() -> None:
 
 
 @pytest.mark.parametrize("death", [Death(status=0), Death()])
-def test_after_training_a_worker_may_go_but_not_be_killed(death: Death) -> None:
+def test_worker_may_leave_after_training_but_not_be_killed(death: Death) -> None:
     scene = Scene()
     scene.heard(view(training_finished=True))
     scene.dies(0, death)
@@ -248,14 +248,14 @@ def test_after_training_a_worker_may_go_but_not_be_killed(death: Death) -> None:
     assert "worker 1 (pid 101) was killed by signal 9" in scene.said()
 
 
-def test_without_recovery_an_end_of_unknown_kind_is_the_schedulers_to_judge() -> None:
+def test_unknown_exit_with_recovery_off_is_left_to_the_scheduler() -> None:
     scene = Scene(recovery=False, own=False)
     scene.dies(0, Death())
     scene.settle(60)
     assert (scene.lines, scene.signals, scene.following.is_closing) == ([], [], False)
 
 
-def test_the_journal_tells_the_last_step_where_the_last_push_was_missed() -> None:
+def test_journal_gives_the_last_step_if_the_last_push_was_missed() -> None:
     scene = Scene()
     scene.all_die(Death(status=0))
     scene.scheduler_dies(Death(), stored=view(from_journal=True, job_finished=True, step=600))
@@ -264,7 +264,7 @@ def test_the_journal_tells_the_last_step_where_the_last_push_was_missed() -> Non
     assert scene.following.view.step == 600
 
 
-def test_with_everything_gone_the_job_is_interrupted_by_what_went_first() -> None:
+def test_job_with_everything_gone_is_interrupted_by_the_first_death() -> None:
     scene = Scene()
     scene.dies(1)
     scene.dies(0)
@@ -280,7 +280,7 @@ def test_with_everything_gone_the_job_is_interrupted_by_what_went_first() -> Non
     [(EndKind.INTERRUPTED, 77), (EndKind.STOPPED, 78), (EndKind.FORMATION_TIMEOUT, 70), (EndKind.FAILED, 76)],
 )
 @pytest.mark.parametrize("source", ["push", "journal", "status"])
-def test_the_schedulers_word_decides_however_it_is_known(kind: EndKind, code: int, source: str) -> None:
+def test_schedulers_verdict_decides_however_it_is_known(kind: EndKind, code: int, source: str) -> None:
     scene = Scene()
     if source == "push":
         scene.heard(ended(kind, "its reason"))
@@ -293,7 +293,7 @@ def test_the_schedulers_word_decides_however_it_is_known(kind: EndKind, code: in
     assert scene.result().verdict.cause == "its reason"
 
 
-def test_who_does_not_leave_after_the_end_is_ended_by_signals() -> None:
+def test_process_that_does_not_leave_after_the_end_is_signalled() -> None:
     scene = Scene()
     scene.heard(ended(EndKind.INTERRUPTED, "no worker is left"))
     scene.dies(0)
@@ -316,11 +316,11 @@ def test_ctrl_c_asks_the_scheduler_first_and_says_so() -> None:
     scene.all_die(Death(status=78))
     scene.scheduler_dies(Death(status=78))
     assert scene.outcome() == (EndKind.STOPPED, 78)
-    assert scene.lines == ["Ctrl-C: ending the job"]  # nobody is told to bring back what was meant to go
+    assert scene.lines == ["Ctrl-C: ending the job"]  # no advice to restart what was stopped on purpose
 
 
-def test_whom_nobody_told_is_ended_soon_after_the_scheduler_left() -> None:
-    """Worker 2 had not registered yet; the others were told, and may take their time to leave."""
+def test_process_not_told_to_stop_is_ended_soon_after_the_scheduler_left() -> None:
+    """Worker 2 had not registered yet. The others were told, and may take their time to leave."""
     scene = Scene()
     scene.heard(view(workers=(worker(0), worker(1))))
     scene.following.stop_asked("Ctrl-C", scene.now)
@@ -331,7 +331,7 @@ def test_whom_nobody_told_is_ended_soon_after_the_scheduler_left() -> None:
     assert scene.signals[1:] == [(100, signal.SIGTERM), (101, signal.SIGTERM), (102, signal.SIGTERM)]
 
 
-def test_a_scheduler_that_is_killed_before_it_could_tell_leaves_that_to_its_follower() -> None:
+def test_follower_stops_the_workers_if_the_scheduler_was_killed_before_it_could() -> None:
     scene = Scene()
     scene.following.stop_asked("Ctrl-C", scene.now)
     scene.scheduler_dies(KILLED, stored=view(from_journal=True))
@@ -340,7 +340,7 @@ def test_a_scheduler_that_is_killed_before_it_could_tell_leaves_that_to_its_foll
 
 
 @pytest.mark.parametrize(("timeout_s", "term_at_s", "kill_at_s"), [(10.0, 6.0, 10.0), (2.0, 1.2, 2.0)])
-def test_who_does_not_leave_is_asked_and_killed_within_the_shutdown_timeout(
+def test_process_that_does_not_leave_is_killed_within_the_shutdown_timeout(
     timeout_s: float, term_at_s: float, kill_at_s: float
 ) -> None:
     scene = Scene(shutdown_timeout_s=timeout_s)
@@ -353,7 +353,7 @@ def test_who_does_not_leave_is_asked_and_killed_within_the_shutdown_timeout(
         assert [sent for _, sent in scene.signals[before:]] == [number] * 4
 
 
-def test_a_finished_program_has_time_to_write_what_it_has_to_write() -> None:
+def test_finished_script_has_time_to_write_its_results() -> None:
     scene = Scene()
     scene.heard(view(training_finished=True, job_finished=True))
     scene.scheduler_dies(Death(status=0))
@@ -368,8 +368,8 @@ def test_a_finished_program_has_time_to_write_what_it_has_to_write() -> None:
     assert [number for _, number in impatient.signals] == [signal.SIGTERM] * 4
 
 
-def test_a_late_exit_status_counts_only_of_a_worker_that_holds_a_slot() -> None:
-    """A worker that left for a smaller world ends with 143 after the others have finished: that is no failure."""
+def test_late_exit_status_counts_only_for_a_worker_with_a_slot() -> None:
+    """A worker that left for a smaller world exits with 143 after the others have finished. That is no failure."""
     members = (worker(0, Presence.LEFT), worker(1, Presence.LEFT), worker(2, Presence.LEFT, slot=None))
     for late, outcome in ((2, (None, 0)), (1, (EndKind.SCRIPT_FAILED, 143))):
         scene = Scene()
@@ -380,7 +380,7 @@ def test_a_late_exit_status_counts_only_of_a_worker_that_holds_a_slot() -> None:
         assert scene.outcome() == outcome
 
 
-def test_ctrl_c_without_a_scheduler_goes_to_the_processes_at_once() -> None:
+def test_ctrl_c_without_a_scheduler_signals_the_processes_at_once() -> None:
     scene = Scene()
     scene.scheduler_dies(stored=view(from_journal=True))
     scene.following.stop_asked("Ctrl-C", scene.now)
@@ -390,7 +390,7 @@ def test_ctrl_c_without_a_scheduler_goes_to_the_processes_at_once() -> None:
     assert scene.outcome() == (EndKind.STOPPED, 78)
 
 
-def test_a_second_ctrl_c_kills() -> None:
+def test_second_ctrl_c_kills() -> None:
     scene = Scene()
     scene.following.stop_asked("Ctrl-C", scene.now)
     scene.settle()
@@ -399,7 +399,7 @@ def test_a_second_ctrl_c_kills() -> None:
     assert [number for _, number in scene.signals] == [signal.SIGKILL] * 4
 
 
-def test_a_stop_that_comes_after_the_last_step_finds_a_finished_job() -> None:
+def test_stop_after_the_last_step_finds_a_finished_job() -> None:
     scene = Scene()
     scene.following.stop_asked("Ctrl-C", scene.now)
     scene.heard(view(job_finished=True))
@@ -408,7 +408,7 @@ def test_a_stop_that_comes_after_the_last_step_finds_a_finished_job() -> None:
     assert scene.outcome() == (None, 0)
 
 
-def test_without_recovery_a_death_ends_the_job_within_ten_seconds() -> None:
+def test_death_with_recovery_off_ends_the_job_within_ten_seconds() -> None:
     scene = Scene(recovery=False)
     began = scene.now
     scene.dies(1)
@@ -429,7 +429,7 @@ def test_without_recovery_a_death_ends_the_job_within_ten_seconds() -> None:
     assert scene.following.first_death(scene.following.first_death("")) == ""
 
 
-def test_the_signal_is_known_even_where_the_scheduler_told_of_the_death_first() -> None:
+def test_signal_is_known_even_if_the_scheduler_reported_the_death_first() -> None:
     scene = Scene(recovery=False)
     scene.heard(ended(EndKind.FAILED, "worker 1 (pid 101 on vm) is lost"))
     scene.dies(0, Death(status=76), "the job ends")
@@ -440,7 +440,7 @@ def test_the_signal_is_known_even_where_the_scheduler_told_of_the_death_first() 
     assert "worker 1 (pid 101) was killed by signal 9" in scene.following.first_death("")
 
 
-def test_without_recovery_the_schedulers_death_ends_the_job_too() -> None:
+def test_schedulers_death_with_recovery_off_ends_the_job_too() -> None:
     scene = Scene(recovery=False)
     scene.scheduler_dies()
     assert [pid for pid, _ in scene.signals] == [100, 101, 102]
@@ -449,14 +449,14 @@ def test_without_recovery_the_schedulers_death_ends_the_job_too() -> None:
     assert "the scheduler (pid 99) was killed by signal 9" in scene.result().verdict.cause
 
 
-def test_without_recovery_the_schedulers_status_tells_that_the_job_finished() -> None:
+def test_schedulers_exit_status_with_recovery_off_shows_the_finished_job() -> None:
     scene = Scene(recovery=False)
     scene.all_die(Death(status=0))
     scene.scheduler_dies(Death(status=0))
     assert scene.outcome() == (None, 0)
 
 
-def test_a_scheduler_that_cannot_start_takes_its_workers_along() -> None:
+def test_scheduler_that_cannot_start_ends_its_workers() -> None:
     scene = Scene(linked=False)
     scene.scheduler_dies(Death(status=75), line="samebits: SCHED_PORT=8118 cannot be listened on")
     assert [pid for pid, _ in scene.signals] == [100, 101, 102]
@@ -465,7 +465,7 @@ def test_a_scheduler_that_cannot_start_takes_its_workers_along() -> None:
     assert "SCHED_PORT=8118 cannot be listened on" in scene.result().verdict.cause
 
 
-def test_a_restarted_scheduler_that_cannot_start_leaves_training_alone() -> None:
+def test_restarted_scheduler_that_cannot_start_leaves_training_alone() -> None:
     scene = Scene(linked=False, restarts=True)
     scene.scheduler_dies(Death(status=75), line="SCHED_PORT=8118 cannot be listened on", stored=view(from_journal=True))
     assert scene.signals == []
@@ -483,7 +483,7 @@ def starting() -> Scene:
     return scene
 
 
-def test_a_job_whose_script_cannot_start_ends_at_once_with_one_line_for_all() -> None:
+def test_script_that_cannot_start_ends_the_job_with_one_line_for_all() -> None:
     scene = starting()
     for node in range(3):
         scene.dies(node, Death(status=1), TYPO, alone=False, has_joined=False)
@@ -496,11 +496,11 @@ def test_a_job_whose_script_cannot_start_ends_at_once_with_one_line_for_all() ->
     assert scene.result().verdict.cause == words
 
 
-def test_workers_that_are_killed_before_they_joined_are_waited_for() -> None:
+def test_workers_killed_before_they_joined_are_waited_for() -> None:
     scene = starting()
     scene.all_die()
     due = scene.following.wake_at()
-    assert due == scene.now + 11  # twice NODE_TIMEOUT, and a moment
+    assert due == scene.now + 11  # twice NODE_TIMEOUT plus a moment
     scene.settle(10.9)
     assert scene.stop_by is None
     scene.settle(0.1)
@@ -511,7 +511,7 @@ def test_workers_that_are_killed_before_they_joined_are_waited_for() -> None:
     assert scene.outcome() == (EndKind.INTERRUPTED, 77)
 
 
-def test_a_script_that_never_joins_is_not_finished() -> None:
+def test_script_that_never_joins_is_not_finished() -> None:
     scene = starting()
     scene.dies(0, Death(status=0), has_joined=False)
     assert "worker 0 (pid 100) ended with status 0 and never called samebits.init()" in scene.lines[0]
@@ -523,7 +523,7 @@ def test_a_script_that_never_joins_is_not_finished() -> None:
     assert scene.outcome() == (EndKind.UNTRAINED, 88)
 
 
-def test_a_silent_process_is_named_with_the_lines_it_lacks() -> None:
+def test_silent_process_is_named_with_the_lines_its_script_lacks() -> None:
     scene = starting()
     scene.following.never_joined(["worker_0", "worker_2"], 15.0)
     scene.settle()
@@ -531,7 +531,7 @@ def test_a_silent_process_is_named_with_the_lines_it_lacks() -> None:
     assert "`@samebits.elastic.run`" in scene.lines[0]
 
 
-def test_an_error_of_our_own_in_every_worker_is_the_jobs_exit_status() -> None:
+def test_runtime_error_in_every_worker_is_the_jobs_exit_status() -> None:
     scene = starting()
     for node in range(3):
         scene.dies(node, Death(status=85), "another CLUSTER_SECRET. Fix: compare", alone=False, has_joined=False)
@@ -539,7 +539,7 @@ def test_an_error_of_our_own_in_every_worker_is_the_jobs_exit_status() -> None:
     assert scene.result().verdict.exit_code == 85
 
 
-def test_an_exception_of_one_rank_says_what_the_others_do() -> None:
+def test_exception_in_one_rank_says_what_the_others_do() -> None:
     scene = Scene()
     scene.dies(2, Death(status=1), Failure("ValueError: the loss is nan", "train.py:88"))
     assert scene.lines == [
@@ -548,7 +548,7 @@ def test_an_exception_of_one_rank_says_what_the_others_do() -> None:
     ]
 
 
-def test_a_failed_worker_of_a_job_with_a_spare_or_a_smaller_world_is_not_waited_for() -> None:
+def test_failed_worker_with_a_spare_or_a_smaller_world_is_not_waited_for() -> None:
     scene = Scene()
     scene.heard(view(spares=(worker(3, slot=None),), spares_alive=1))
     scene.dies(2)
@@ -559,7 +559,7 @@ def test_a_failed_worker_of_a_job_with_a_spare_or_a_smaller_world_is_not_waited_
     assert "; the others go on without it after 10 s (SHRINK_GRACE)." in scene.lines[0]
 
 
-def test_deaths_of_one_moment_that_are_alike_are_one_line() -> None:
+def test_equal_simultaneous_deaths_are_one_line() -> None:
     scene = Scene()
     scene.following.found("worker_3", process(103), is_own=True)
     scene.dies(0, alone=False)
@@ -572,13 +572,13 @@ def test_deaths_of_one_moment_that_are_alike_are_one_line() -> None:
 
 
 @pytest.mark.parametrize(("count", "more"), [(NAMED, ""), (NAMED + 1, " and 1 more")])
-def test_so_many_dead_are_named_and_the_rest_counted(count: int, more: str) -> None:
+def test_named_deaths_are_bounded_and_the_rest_counted(count: int, more: str) -> None:
     alike = [End(str(number), 100 + number, Death(signal=9)) for number in reversed(range(count))]
     names = ", ".join(map(str, range(NAMED)))
     assert sentence(alike) == f"workers {names}{more} were killed by signal 9 (SIGKILL)"
 
 
-def test_a_death_is_said_before_what_became_of_it() -> None:
+def test_death_is_reported_before_its_consequence() -> None:
     scene = Scene()
     scene.following.found("worker_3", process(103), is_own=True)
     scene.heard(view(spares=(worker(3, slot=None),), spares_alive=1))
@@ -591,10 +591,10 @@ def test_a_death_is_said_before_what_became_of_it() -> None:
     scene.following.found("worker_3", process(103), is_own=True)
     scene.heard(view(workers=taken, retired=(worker(1, Presence.LOST, slot=None),)))
     scene.dies(1)
-    assert "wait for it" not in scene.said(), "the scheduler was faster to tell"
+    assert "wait for it" not in scene.said(), "the scheduler reported it first"
 
 
-def test_deaths_without_an_end_are_not_gathered_for_ever() -> None:
+def test_continuous_deaths_are_not_gathered_forever() -> None:
     scene = Scene()
     for node in range(3, 30):
         scene.following.found(f"worker_{node}", process(100 + node), is_own=True)
@@ -604,22 +604,22 @@ def test_deaths_without_an_end_are_not_gathered_for_ever() -> None:
     assert len(scene.lines) == 1
 
 
-def test_a_worker_that_ended_with_0_is_not_to_be_brought_back() -> None:
+def test_worker_that_exited_with_0_is_not_to_be_restarted() -> None:
     scene = Scene()
     scene.dies(1, Death(status=0))
     assert "worker 1 (pid 101) ended with status 0 before training was finished" in scene.lines[0]
     assert "Fix" not in scene.said()
 
 
-def test_a_scheduler_that_dies_before_training_is_not_trained_without() -> None:
+def test_training_does_not_start_without_a_scheduler() -> None:
     scene = starting()
     scene.scheduler_dies(stored=view(from_journal=True, phase="no scheduler", generation=0, alive=0))
     assert "; its workers wait for it. Fix: RECOVER brings it back" in scene.said()
     assert "training goes on" not in scene.said()
 
 
-def test_replacements_that_were_still_starting_when_the_scheduler_gave_up_are_not_ended() -> None:
-    """Each follower leaves them alone; the one that started them is called again to start the scheduler."""
+def test_replacements_still_starting_when_the_scheduler_gave_up_are_not_ended() -> None:
+    """Each follower leaves them alone. The one that started them will start the scheduler as well."""
     stranger, starter = Scene(), Scene(restarts=True)
     for scene, own in ((stranger, False), (starter, True)):
         scene.all_die(KILLED)
@@ -637,7 +637,7 @@ def test_replacements_that_were_still_starting_when_the_scheduler_gave_up_are_no
 
 
 @pytest.mark.parametrize("cause", ["no worker is left; first cause: unknown", "it began anew 1 times (RESET_LIMIT)"])
-def test_a_supervisor_goes_on_with_its_replacements_or_ends_them(cause: str) -> None:
+def test_supervisor_continues_with_its_replacements_or_ends_them(cause: str) -> None:
     scene = Scene()
     scene.following.supervised = True
     scene.all_die(KILLED)
@@ -645,7 +645,7 @@ def test_a_supervisor_goes_on_with_its_replacements_or_ends_them(cause: str) -> 
         scene.following.found(f"worker_{node}", process(200 + node), is_own=True)
     lost = tuple(worker(node, Presence.LOST) for node in range(3))
     scene.heard(view(ended=interruption(cause), workers=lost, phase="ending"))
-    scene.following.supervised = False  # it lets go once the job is over
+    scene.following.supervised = False  # it stops supervising once the job is over
     scene.scheduler_dies(Death(status=77))
     scene.settle(60)
     if cause.startswith("no worker"):
@@ -656,7 +656,7 @@ def test_a_supervisor_goes_on_with_its_replacements_or_ends_them(cause: str) -> 
         assert scene.following.result is None
 
 
-def test_a_start_is_announced_only_for_those_that_are_started_again() -> None:
+def test_start_is_announced_only_for_restarted_processes() -> None:
     scene = Scene()
     scene.following.supervised = True
     scene.dies(0, KILLED, alone=False, follows="being started again")
@@ -664,7 +664,7 @@ def test_a_start_is_announced_only_for_those_that_are_started_again() -> None:
     assert [line.partition("(SIGKILL)")[2] for line in scene.lines] == ["; being started again", ""]
 
 
-def test_ways_in_which_workers_failed_are_all_named_within_bounds() -> None:
+def test_different_failures_of_workers_are_all_named_up_to_a_bound() -> None:
     scene = Scene()
     lost = tuple(worker(node, Presence.LOST) for node in range(3))
     scene.heard(view(generation=0, phase="filling", alive=0, workers=lost))
@@ -688,7 +688,7 @@ def test_ctrl_c_ends_replacements_as_well() -> None:
     assert (201, signal.SIGTERM) in scene.signals
 
 
-def test_of_a_large_job_the_workers_of_the_first_snapshot_are_remembered() -> None:
+def test_workers_of_a_large_jobs_first_snapshot_are_remembered() -> None:
     scene = Scene()
     scene.heard(view(workers=(), step=8))
     assert scene.following.view is not None
@@ -696,7 +696,7 @@ def test_of_a_large_job_the_workers_of_the_first_snapshot_are_remembered() -> No
     assert scene.following.view.step == 8
 
 
-def test_a_spare_that_takes_a_place_is_said_and_one_that_dies_is_called_so() -> None:
+def test_promotion_of_a_spare_is_reported_and_a_dead_spare_is_called_one() -> None:
     scene = Scene()
     scene.following.found("worker_3", process(103), is_own=True)
     scene.heard(view(spares=(worker(3, slot=None),), spares_alive=1))
@@ -713,7 +713,7 @@ def test_a_spare_that_takes_a_place_is_said_and_one_that_dies_is_called_so() -> 
     assert again.lines == ["spare 3 (pid 103) was killed by signal 9 (SIGKILL). Fix: RECOVER brings it back"]
 
 
-def test_a_spare_that_runs_is_no_reason_to_leave() -> None:
+def test_running_spare_does_not_delay_the_end() -> None:
     scene = Scene()
     scene.following.found("worker_3", process(103), is_own=True)
     scene.heard(view(spares=(worker(3, slot=None),), spares_alive=1))
@@ -725,7 +725,7 @@ def test_a_spare_that_runs_is_no_reason_to_leave() -> None:
     assert scene.outcome() == (EndKind.INTERRUPTED, 77)
 
 
-def test_a_spare_is_ended_with_the_job() -> None:
+def test_spare_is_ended_with_the_job() -> None:
     scene = Scene()
     scene.following.found("worker_3", process(103), is_own=True)
     scene.heard(view(spares=(worker(3, slot=None),), spares_alive=1))

@@ -1,4 +1,4 @@
-"""RECOVERY_PATH is deleted and everything is dead: nothing is written until it is asked for, and then the bits hold."""
+"""Recovery from checkpoints after the loss of RECOVERY_PATH: on request only, and to the same bits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def everything_killed_after(job: ShellJob, step: int) -> None:
     shell.process.wait()
     for name in job.identities():
         job.kill(name)
-    for lock in job.folder.glob("ckpt_of_rank/*/lock"):  # a rank's writer outlives it by a moment, and removes points
+    for lock in job.folder.glob("ckpt_of_rank/*/lock"):  # a rank's writer outlives it briefly and removes points
         with lock.open("r+b") as held:
             fcntl.flock(held, fcntl.LOCK_EX)
 
@@ -43,9 +43,7 @@ def contents(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.name != "start.lock")
 
 
-def test_a_job_goes_on_from_its_checkpoints_to_the_same_bits(
-    new_job: Callable[..., ShellJob], warm: WarmStarter
-) -> None:
+def test_job_resumes_from_its_checkpoints_to_the_same_bits(new_job: Callable[..., ShellJob], warm: WarmStarter) -> None:
     undisturbed = new_job("undisturbed", starter=warm, WORKER_NUM="2")
     assert undisturbed.run(*STEPS, worker=DIGITS).end() == 0
     job = new_job("job", starter=warm, WORKER_NUM="2")
@@ -62,7 +60,7 @@ def test_a_job_goes_on_from_its_checkpoints_to_the_same_bits(
     assert contents(job.folder) == before
     assert job.running() == []
 
-    # The newest one is damaged: the one before it is taken, and that is said.
+    # The newest one is damaged: the one before it is used, with a message.
     newest = f"step_{int(step.group(1)):010}_gen_000001"
     (data,) = [path for path in (job.folder / "ckpt_of_rank" / "1" / newest).iterdir() if path.suffix == ".safetensors"]
     content = bytearray(data.read_bytes())
@@ -83,7 +81,7 @@ def test_a_job_goes_on_from_its_checkpoints_to_the_same_bits(
     assert "is finished at step 160" in again.text
 
 
-def test_what_has_a_journal_is_gone_on_with_as_ever(job: ShellJob) -> None:
+def test_job_with_a_journal_resumes_as_usual(job: ShellJob) -> None:
     shell = job.run("--steps", "100000")
     job.wait_training()
     shell.send(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""The template that starts a worker on another host: what is refused, and that nothing in it can become a command."""
+"""The template that starts a worker on another host: what is refused, and that no value becomes a command."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOSTILE = "$(touch owned); `touch owned` && touch owned | \"'\\ \n x"
         ("{host} {command}", "its first word is the program"),
     ],
 )
-def test_a_template_that_makes_no_sense_is_refused(text: str, said: str) -> None:
+def test_invalid_template_is_refused(text: str, said: str) -> None:
     with pytest.raises(UsageError) as refused:
         template_of(text)
     assert said in str(refused.value) and "Fix: " in str(refused.value)
@@ -38,10 +38,10 @@ def test_a_template_that_makes_no_sense_is_refused(text: str, said: str) -> None
 def test_words_stay_words_whatever_is_filled_in() -> None:
     template = template_of("srun -w {host} --job-name=w-{node} 'sh' -c {command}")
     assert template.filled("b", "3", HOSTILE) == ["srun", "-w", "b", "--job-name=w-3", "sh", "-c", HOSTILE]
-    assert template_of(EXAMPLE).filled("b", "3", "{host}")[-1] == "{host}", "what is filled in is not read again"
+    assert template_of(EXAMPLE).filled("b", "3", "{host}")[-1] == "{host}", "a filled-in value is not expanded again"
 
 
-def test_the_line_becomes_the_command_and_nothing_else(tmp_path: Path) -> None:
+def test_line_becomes_exactly_the_command(tmp_path: Path) -> None:
     folder = tmp_path / "a 'folder' $HOME"
     folder.mkdir()
     words = ["python3", "-c", "import os, sys; print(os.getcwd(), os.environ['X'], sys.argv[1:])", HOSTILE]
@@ -53,15 +53,15 @@ def test_the_line_becomes_the_command_and_nothing_else(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 @pytest.mark.parametrize(("command", "status"), [("exit 82", 82), ("kill -9 $$", 137), ("kill -15 $$", 143)])
-def test_the_shell_there_says_how_the_command_ended(command: str, status: int, shell: str, tmp_path: Path) -> None:
-    """Else ssh says 255 of what a signal has ended, as of a host that it cannot reach."""
+def test_remote_shell_reports_how_the_command_ended(command: str, status: int, shell: str, tmp_path: Path) -> None:
+    """Otherwise ssh exits with 255 after a signal, as it does for an unreachable host."""
     line = shell_line(tmp_path, {}, ["sh", "-c", command])
     assert subprocess.run([shell, "-c", line], capture_output=True, check=False).returncode == status
     nowhere = shell_line(tmp_path / "not there", {}, ["sh", "-c", command])
     assert subprocess.run([shell, "-c", nowhere], capture_output=True, check=False).returncode in (1, 2)
 
 
-def test_a_node_elsewhere_has_the_template_before_it_and_only_what_the_job_needs() -> None:
+def test_remote_worker_gets_the_template_and_only_the_settings_it_needs() -> None:
     environment = {"WORKER_NUM": "2", "HOST_LAUNCH": EXAMPLE, "EDITOR": "ed", "CLUSTER_SECRET": "sixteen bytes of it"}
     program = Program(Path("/job"), "/py", "train.py", ("--x", "a b"), environment, {}, elsewhere={"1": "b"})
     assert program.words("worker_0") == ["/py", "train.py", "--x", "a b"]

@@ -1,4 +1,4 @@
-"""The line that says how a job stands, its figures, and the question that Ctrl-C asks: values in, text out."""
+"""The status line, its figures, and the question after Ctrl-C: values in, text out."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ FULL = Standing(
 )
 
 
-def test_the_line_has_everything_in_its_order() -> None:
+def test_line_has_all_parts_in_order() -> None:
     assert line_of(FULL) == (
         "train.py · step 1,180/3,000 · 43 steps/s · loss 0.0312 · accuracy 0.97 · 42 s left · 4/4 workers, 1 spare · "
         "3 recoveries, 0.4 s lost"
     )
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_unknown_parts_are_omitted() -> None:
     assert line_of(Standing("train.py", "0/2 workers")) == "train.py · 0/2 workers"
     forming = replace(FULL, phase="filling; waiting for 2, 5", phase_s=12.0, step=0, values={}, recoveries=0, lost_s=0)
     assert line_of(forming) == "train.py · filling; waiting for 2, 5 · 12 s · step 0/3,000 · 4/4 workers, 1 spare"
@@ -53,11 +53,11 @@ def test_what_is_not_known_is_left_out() -> None:
         Standing("train.py", "4/4 workers"),
     ],
 )
-def test_it_never_wraps(standing: Standing, columns: int) -> None:
+def test_line_never_wraps(standing: Standing, columns: int) -> None:
     assert len(line_of(standing, columns)) < max(columns, 21)
 
 
-def test_the_least_important_goes_first_and_the_step_never() -> None:
+def test_least_important_part_is_dropped_first_and_the_step_never() -> None:
     assert line_of(FULL, 200) == line_of(FULL)
     assert line_of(FULL, 80) == "step 1,180/3,000 · 43 steps/s · loss 0.0312 · 42 s left · 4/4 workers, 1 spare"
     assert "accuracy" not in line_of(FULL, 110)
@@ -70,29 +70,29 @@ def test_the_least_important_goes_first_and_the_step_never() -> None:
     ("value", "text"),
     [(0.2, "1 s"), (41.0, "41 s"), (90.0, "2 min"), (5400.0, "1.5 h"), (864000.0, "10 days")],
 )
-def test_seconds_in_words(value: float, text: str) -> None:
+def test_durations_in_words(value: float, text: str) -> None:
     assert seconds(value) == text
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(0.03123, "0.03123"), (2.30251, "2.303"), (1e-05, "1e-05"), (1e9, "1e+09")]
 )
-def test_values_as_people_write_them(value: float, text: str) -> None:
+def test_number_format(value: float, text: str) -> None:
     assert shown_value(value) == text
     assert shown_value(float("nan")) == "nan"
 
 
-# ---- figures with a history
+# ---- figures over time
 
 
-def test_the_pace_is_that_of_the_last_minutes_of_training() -> None:
+def test_speed_is_that_of_the_last_minutes_of_training() -> None:
     pace = Pace()
     assert pace.steps_per_s() is None
     for second in range(200):
         pace.look(view(step=second * (10 if second < 60 else 40)), float(second))
     assert pace.steps_per_s() == pytest.approx(40, rel=0.2)
     pace.look(view(step=100, generation=2), 201.0)
-    assert pace.steps_per_s() is None, "it went back: what was before is another line"
+    assert pace.steps_per_s() is None, "it went back: earlier points are on another line"
     pace.look(view(step=120, generation=2), 203.0)
     assert pace.steps_per_s() == 10.0
     pace.look(view(step=120, generation=2, phase="forming; waiting for 1"), 204.0)
@@ -117,10 +117,10 @@ def test_recoveries_are_counted_with_the_time_that_training_stood_still() -> Non
     pace.look(view(generation=3), 22.0)
     assert (pace.recoveries, pace.lost_s(30.0)) == (2, pytest.approx(1.4))
     pace.look(view(generation=3, phase="finishing", training_finished=True, alive=1), 31.0)
-    assert pace.lost_s(40.0) == pytest.approx(1.4), "a job that is through is not held up"
+    assert pace.lost_s(40.0) == pytest.approx(1.4), "a finished job is not held up"
 
 
-# ---- what it is made of
+# ---- sources of the line
 
 
 class Terminal(io.StringIO):
@@ -142,7 +142,7 @@ def shown(one: tuple[Showing, io.StringIO], seen: JobView | None, now: float, *,
     return stream.getvalue().splitlines()
 
 
-def test_the_line_shows_the_report_and_a_log_where_there_is_none(tmp_path: Path) -> None:
+def test_line_shows_the_report_or_else_a_log(tmp_path: Path) -> None:
     write_report(tmp_path, "0", ProgressReport(1, 99, {"loss": 9.0}))  # an earlier job's
     one = showing(tmp_path)
     assert shown(one, None, 0.0, linked=False) == ["train.py · waiting for the scheduler · 3 workers running"]
@@ -162,18 +162,18 @@ def test_the_line_shows_the_report_and_a_log_where_there_is_none(tmp_path: Path)
     assert waits[0].endswith("2/3 workers · seat free in 24 s")
 
 
-def test_workers_that_are_waited_for_are_not_counted_as_ready() -> None:
+def test_awaited_workers_do_not_count_as_ready() -> None:
     forming = view(phase="forming; waiting for 0, 1", ready=1)
     assert world_text(forming, forming.alive) == "1/3 workers ready"
     assert world_text(view(ready=3), 3) == "3/3 workers"
 
 
-def test_time_lost_before_a_recovery_is_over_is_no_recovery_that_took_it() -> None:
+def test_time_lost_before_a_recovery_is_over_is_no_recovery_yet() -> None:
     assert line_of(Standing("train.py", "2/3 workers", lost_s=40.8)).endswith("2/3 workers · 40.8 s lost so far")
     assert line_of(Standing("train.py", "3/3 workers", recoveries=1, lost_s=2.0)).endswith("1 recovery, 2.0 s lost")
 
 
-def test_a_notice_is_shown_once_whichever_of_scheduler_and_log_tells_it_first(tmp_path: Path) -> None:
+def test_notice_is_shown_once_from_scheduler_or_log(tmp_path: Path) -> None:
     one = showing(tmp_path)
     odd = (1, "worker 1 (rank 1), step 20: the loss is not a number")
     assert shown(one, view(notices=(odd,)), 0.0)[0] == f"samebits: {odd[1]}"
@@ -182,7 +182,7 @@ def test_a_notice_is_shown_once_whichever_of_scheduler_and_log_tells_it_first(tm
     told = shown(one, view(notices=(odd, (2, "worker 1 (rank 1), step 9: hidden state: h moved. Fix: do"))), 20.0)
     assert sum("hidden state" in line for line in told) == 1
     again = shown(one, view(term=2, notices=((1, "worker 2 (rank 2), step 3: the loss is infinite"),)), 30.0)
-    assert "samebits: worker 2 (rank 2), step 3: the loss is infinite" in again, "numbers begin anew in a new term"
+    assert "samebits: worker 2 (rank 2), step 3: the loss is infinite" in again, "numbers restart in a new term"
 
 
 @pytest.mark.parametrize(
@@ -200,12 +200,12 @@ def test_a_notice_is_shown_once_whichever_of_scheduler_and_log_tells_it_first(tm
         b"[" * 5000,
     ],
 )
-def test_a_report_that_is_none_is_nobodys(data: bytes, tmp_path: Path) -> None:
+def test_invalid_report_is_ignored(data: bytes, tmp_path: Path) -> None:
     report_file(tmp_path, "0").write_bytes(data)
     assert read_report(tmp_path, "0") is None
 
 
-def test_a_report_comes_back_as_it_was_and_moves_no_cursor(tmp_path: Path) -> None:
+def test_report_round_trip_without_control_characters(tmp_path: Path) -> None:
     report = ProgressReport(7, 10, {"loss": float("nan"), "best": float("inf"), "lr": 0.5})
     write_report(tmp_path, "0", report)
     assert repr(read_report(tmp_path, "0")) == repr(report)
@@ -220,7 +220,7 @@ def test_a_report_comes_back_as_it_was_and_moves_no_cursor(tmp_path: Path) -> No
 # ---- the question
 
 
-def test_a_second_ctrl_c_within_three_seconds_ends_the_job() -> None:
+def test_second_ctrl_c_within_three_seconds_ends_the_job() -> None:
     question = Question()
     assert question.interrupted(10.0) is Answer.ASKED
     assert question.wake_at() == 10.0 + ASK_S
@@ -228,16 +228,16 @@ def test_a_second_ctrl_c_within_three_seconds_ends_the_job() -> None:
     assert question.wake_at() is None
 
 
-def test_a_slip_of_the_hand_ends_nothing() -> None:
+def test_single_ctrl_c_ends_nothing() -> None:
     question = Question()
     assert question.passed(0.0) is None
     question.interrupted(10.0)
     assert question.passed(12.9) is None
     assert question.passed(13.0) is Answer.GO_ON
-    assert question.interrupted(13.5) is Answer.ASKED, "it asks anew"
+    assert question.interrupted(13.5) is Answer.ASKED, "it asks again"
     assert question.pressed(b"") is None
     assert question.pressed(b"x") is Answer.GO_ON
-    assert question.pressed(b"d") is None, "nothing is asked any more"
+    assert question.pressed(b"d") is None, "the question has expired"
 
 
 @pytest.mark.parametrize("key", [b"d", b"D", b"dd"])
@@ -248,7 +248,7 @@ def test_d_leaves_the_job_running(key: bytes) -> None:
     assert question.wake_at() is None
 
 
-def test_a_job_that_dies_with_its_starter_is_not_left_to_itself() -> None:
+def test_job_that_dies_with_its_starter_cannot_be_left_running() -> None:
     question = Question(may_leave=False)
     question.interrupted(10.0)
     assert question.pressed(b"d") is Answer.GO_ON

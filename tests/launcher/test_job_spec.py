@@ -1,4 +1,4 @@
-"""How a job was started, kept and found again from the folder it was started in."""
+"""The job spec: how a job was started, saved in and found from its folder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ENVIRONMENT = {"WORKER_NUM": "3", "ENABLE_RECOVERY": "1", "RECOVERY_PATH": "jour
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current folder, in an environment that says nothing of a job."""
+    """Change to a folder of the test, with an environment without job settings."""
     for name in config.kept_environment():
         if name not in ("PATH", "PYTHONPATH"):
             monkeypatch.delenv(name)
@@ -36,7 +36,7 @@ def start(folder: Path, **environment: str) -> JobSpec:
     return JobSpec(folder, "/venv/bin/python", "train.py", ("--name", "a 'b'\nc"), {**ENVIRONMENT, **environment})
 
 
-def test_what_is_kept_is_read_back_and_nobody_else_may_read_it(here: Path) -> None:
+def test_saved_spec_is_read_back_and_is_private(here: Path) -> None:
     keep(here / "device", start(here))
     assert read(here / "device") == start(here)
     assert (here / "device" / "start.json").stat().st_mode & 0o777 == 0o600
@@ -44,7 +44,7 @@ def test_what_is_kept_is_read_back_and_nobody_else_may_read_it(here: Path) -> No
     assert read_here() == (Path("device"), start(here))
 
 
-def test_where_hosts_are_discovered_their_nodes_are_kept_as_well(here: Path) -> None:
+def test_nodes_of_discovered_hosts_are_saved_too(here: Path) -> None:
     placed = replace(start(here), nodes=("0", "1"), hosts={"0": "a", "1": "b", "2.1": "b"}, size=0, drained=("c",))
     keep(here / "device", placed)
     assert read(here / "device") == placed
@@ -52,7 +52,7 @@ def test_where_hosts_are_discovered_their_nodes_are_kept_as_well(here: Path) -> 
     assert not {"hosts", "size", "drained"} & json.loads((here / "device" / "start.json").read_text()).keys()
 
 
-def test_its_settings_are_the_schedulers_with_absolute_folders(here: Path) -> None:
+def test_settings_are_the_schedulers_with_absolute_folders(here: Path) -> None:
     settings = start(here, LOG_DIR="/logs").settings()
     assert settings.role is config.Role.SCHEDULER
     assert (settings.recovery_path, settings.checkpoint_path) == (here / "journal", here / "ckpt_of_rank")
@@ -61,8 +61,8 @@ def test_its_settings_are_the_schedulers_with_absolute_folders(here: Path) -> No
         start(here, WORKER_NUM="none").settings()
 
 
-def test_a_folder_that_cannot_be_written_needs_no_pointer(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    unwritable = Path("/proc")  # nobody can make a folder there, root included
+def test_unwritable_folder_needs_no_pointer(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    unwritable = Path("/proc")  # no user can make a folder there, root included
     kept = start(unwritable, LOG_DIR=str(here / "my logs"))
     said = keep(here / "my logs", kept)
     told = f"LOG_DIR={shlex.quote(f'{here}/my logs')}"
@@ -74,12 +74,12 @@ def test_a_folder_that_cannot_be_written_needs_no_pointer(here: Path, monkeypatc
     assert elsewhere.finding("samebits recover") == "samebits recover"
 
 
-def test_a_log_folder_elsewhere_leaves_a_pointer(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_log_folder_elsewhere_leaves_a_pointer(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = here.parent / "logs"
     keep(elsewhere, start(here, LOG_DIR=str(elsewhere)))
     assert log_dir_here({}) == elsewhere
     assert read_here() == (elsewhere, start(here, LOG_DIR=str(elsewhere)))
-    keep(here / "device", start(here))  # a later job in the usual place is what the folder means then
+    keep(here / "device", start(here))  # a later job in the usual place takes precedence
     assert log_dir_here({}) == Path("device")
     assert log_dir_here({"LOG_DIR": str(elsewhere)}) == elsewhere
     assert log_dir_here({"MS_LOG_DIR": str(elsewhere)}) == elsewhere
@@ -87,7 +87,7 @@ def test_a_log_folder_elsewhere_leaves_a_pointer(here: Path, monkeypatch: pytest
     assert read_here()[0] == elsewhere
 
 
-def test_names_that_are_no_text_are_kept_byte_for_byte(here: Path) -> None:
+def test_names_that_are_not_text_are_kept_byte_for_byte(here: Path) -> None:
     latin = os.fsdecode(b"caf\xe9")
     kept = replace(start(here, DATA_PATH=f"/{latin}", LOG_DIR=latin), args=(f"/data/{latin}",))
     keep(here / latin, kept)
@@ -96,20 +96,20 @@ def test_names_that_are_no_text_are_kept_byte_for_byte(here: Path) -> None:
     assert json.loads((here / latin / "start.json").read_bytes())["args"] == ["/data/caf\udce9"]
 
 
-def test_where_nothing_was_started_it_says_where_it_looked(here: Path) -> None:
+def test_missing_job_names_the_places_searched(here: Path) -> None:
     with pytest.raises(UsageError, match=r"device/start\.json is not there.*the job's folder.*run\.sh"):
         read_here()
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"version": 3}', '{"version": 1, "folder": "/x"}', "null"])
-def test_a_file_that_is_no_start_is_an_error_with_a_mend(here: Path, content: str) -> None:
+def test_invalid_file_is_an_error_with_a_fix(here: Path, content: str) -> None:
     (here / "device").mkdir()
     (here / "device" / "start.json").write_text(content)
     with pytest.raises(StoreError, match=r"start\.json: does not say how a job was started.*run\.sh"):
         read(here / "device")
 
 
-def test_a_job_of_an_earlier_release_finds_the_package_under_its_earlier_name(here: Path) -> None:
+def test_job_of_an_earlier_release_finds_the_package_under_its_earlier_name(here: Path) -> None:
     keep(here / "device", start(here, PYTHONPATH="/data/lib", LEASE_DETECTOR="phi"))
     file = here / "device" / "start.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"version": 1}))
@@ -129,7 +129,7 @@ def test_a_job_of_an_earlier_release_finds_the_package_under_its_earlier_name(he
     assert done.stderr.count("Fix: write `import samebits`") == 1
 
 
-def test_a_tool_sees_the_jobs_settings_under_todays(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tool_uses_the_jobs_settings_before_the_shells(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert settings_here().sched_port == 8118  # no job here
     assert settings_here().recovery_path == here / "recovery"
     keep(here / "device", start(here, MS_NODE_TIMEOUT="7"))
@@ -142,7 +142,7 @@ def test_a_tool_sees_the_jobs_settings_under_todays(here: Path, monkeypatch: pyt
     assert settings_here().sched_port == 9002
 
 
-def test_no_secret_and_nothing_of_one_process_is_kept(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_and_per_process_values_are_not_saved(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("CLUSTER_SECRET", "MS_CLUSTER_SECRET", "ROLE", "NODE_ID", "MS_NODE_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "hush")
     monkeypatch.setenv("DATA_PATH", "/data")
@@ -154,7 +154,7 @@ def test_no_secret_and_nothing_of_one_process_is_kept(here: Path, monkeypatch: p
     assert {"DATA_PATH": "/data", "CUDA_VISIBLE_DEVICES": "0,1", "PATH": os.environ["PATH"]}.items() <= kept.items()
 
 
-def test_the_nodes_are_those_that_run_sh_starts_until_others_are_kept(here: Path) -> None:
+def test_nodes_are_those_that_run_sh_starts_unless_others_are_saved(here: Path) -> None:
     kept = start(here, SPARE_NUM="2", MAX_WORKER_NUM="5")
     settings, log_dir = kept.settings(), here / "device"
     assert nodes_of(log_dir, settings) == ("0", "1", "2", "5", "6")
@@ -166,13 +166,13 @@ def test_the_nodes_are_those_that_run_sh_starts_until_others_are_kept(here: Path
     assert nodes_of(log_dir, settings) == ()
 
 
-def test_the_pointer_is_one_line_with_a_path(here: Path) -> None:
+def test_pointer_is_one_line_with_a_path(here: Path) -> None:
     keep(here.parent / "logs", start(here))
     assert (here / job_spec.USUAL_LOG_DIR / job_spec.POINTER_FILE).read_text() == f"{here.parent / 'logs'}\n"
 
 
-def test_a_start_that_somebody_else_planted_is_not_believed(here: Path) -> None:
-    """Its interpreter would run as this user, and its pid files say whom to end."""
+def test_spec_planted_by_another_user_is_refused(here: Path) -> None:
+    """Its interpreter would run as this user, and its pid files name processes to end."""
     keep(here / "device", start(here))
     (here / "device" / "start.json").chmod(0o666)
     with pytest.raises(StoreError, match=r"start\.json: others may write it"):
@@ -192,7 +192,7 @@ def test_a_start_that_somebody_else_planted_is_not_believed(here: Path) -> None:
         read_here()
 
 
-def test_only_what_a_shell_takes_for_a_name_is_kept_and_believed(here: Path) -> None:
+def test_only_valid_shell_names_are_saved_and_accepted(here: Path) -> None:
     odd = {"OMP_X;touch P;Y": "1", "TORCH_A-B": "2", "OMP_ö": "3", "OMP_NUM_THREADS": "1"}
     assert config.kept_environment(odd) == {"OMP_NUM_THREADS": "1"}
     keep(here / "device", start(here, **{"OMP_X;touch P;Y": "1"}))
@@ -220,7 +220,7 @@ job_spec.keep(Path("device"), kept)
 """
 
 
-def test_names_that_are_no_ascii_survive_a_locale_that_is(tmp_path: Path) -> None:
+def test_non_ascii_names_survive_an_ascii_locale(tmp_path: Path) -> None:
     folder = tmp_path / "ü 目录"
     folder.mkdir()
     kept = JobSpec(folder, sys.executable, "train.py", (str(folder),), {"DATA_PATH": str(folder)})

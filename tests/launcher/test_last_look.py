@@ -1,4 +1,4 @@
-"""What a failing test shows besides its logs: the job as its scheduler, or its journal, has it, and who still runs."""
+"""What a failing test shows besides its logs: the job's state and the processes still running."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.launcher.shell_job import ENDLESS, ShellJob
 
 
 @pytest.mark.system
-def test_the_jobs_state_and_whoever_runs_are_shown(job: ShellJob) -> None:
+def test_job_state_and_running_processes_are_shown(job: ShellJob) -> None:
     run = job.run(*ENDLESS)
     job.wait_training()
     environment = job.bare_environment() | job.settings

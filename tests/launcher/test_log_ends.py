@@ -1,4 +1,4 @@
-"""What a log says of a process's end; what the process went on after is not it."""
+"""The reason for a process's end, as read from its log, without later lines."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ MAIN = 'Traceback (most recent call last):\n  File "/job/train.py", line 9, in f
         (MAIN, 0, ""),
     ],
 )
-def test_why_a_process_ended_by_its_own_words(tmp_path: Path, text: str, status: int, said: Failure | str) -> None:
+def test_last_error_in_a_log(tmp_path: Path, text: str, status: int, said: Failure | str) -> None:
     logs = LogEnds(tmp_path)
     log = tmp_path / "worker_2.log"
     log.write_text(MAIN)
-    logs.begin("worker_2")  # what is there by now is an earlier process's
+    logs.begin("worker_2")  # the existing content is an earlier process's
     with log.open("a") as file:
         file.write(text)
     assert logs.cause("worker_2", Death(status=status), Path("/job")) == said

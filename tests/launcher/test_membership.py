@@ -1,4 +1,4 @@
-"""What a follower is told of a change in the membership: one sentence for each slot that changed hands."""
+"""A follower's messages about membership: one sentence for each slot that changed hands."""
 
 from __future__ import annotations
 
@@ -73,5 +73,5 @@ CASES: list[tuple[str, JobView | None, JobView, list[str]]] = [
 
 
 @pytest.mark.parametrize(("before", "now", "lines"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_a_change_is_a_sentence(before: JobView | None, now: JobView, lines: list[str]) -> None:
+def test_each_change_is_one_sentence(before: JobView | None, now: JobView, lines: list[str]) -> None:
     assert changes(before, now) == lines

@@ -1,4 +1,4 @@
-"""A kill for want of memory, by the kernel's files, laid out as cgroup v2 and v1 have them, and once for real."""
+"""Out-of-memory kills, from kernel files laid out as in cgroup v2 and v1, and once for real."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GROUP = "kubepods/pod1"
 
 
 class Kernel:
-    """A /proc and a /sys/fs/cgroup with one group that process 7 is in."""
+    """A /proc and a /sys/fs/cgroup with one group, which process 7 is in."""
 
     def __init__(self, folder: Path, version: int, limit: str) -> None:
         self.proc, self.cgroups = folder / "proc", folder / "cgroup"
@@ -34,7 +34,7 @@ class Kernel:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_kill_that_was_counted_is_told_once(tmp_path: Path, version: int) -> None:
+def test_counted_kill_is_reported_once(tmp_path: Path, version: int) -> None:
     kernel = Kernel(tmp_path, version, str(3 << 29))
     kills = MemoryKills(kernel.proc, kernel.cgroups)
     kills.watch("worker_0", 7)
@@ -45,7 +45,7 @@ def test_a_kill_that_was_counted_is_told_once(tmp_path: Path, version: int) -> N
 
 
 @pytest.mark.parametrize("limit", ["max", "9223372036854771712"])
-def test_without_a_limit_of_its_own_none_is_named(tmp_path: Path, limit: str) -> None:
+def test_no_limit_is_named_without_a_limit_of_its_own(tmp_path: Path, limit: str) -> None:
     kernel = Kernel(tmp_path, 2, limit)
     kills = MemoryKills(kernel.proc, kernel.cgroups)
     kills.watch("worker_0", 7)
@@ -53,7 +53,7 @@ def test_without_a_limit_of_its_own_none_is_named(tmp_path: Path, limit: str) ->
     assert kills.cause("worker_0") == "out of memory (the kernel's choice: its control group has no limit of its own)"
 
 
-def test_an_earlier_kill_explains_no_later_death(tmp_path: Path) -> None:
+def test_earlier_kill_explains_no_later_death(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path, 2, "1000000")
     kills = MemoryKills(kernel.proc, kernel.cgroups)
     kills.watch("worker_0", 7)
@@ -63,7 +63,7 @@ def test_an_earlier_kill_explains_no_later_death(tmp_path: Path) -> None:
     assert kills.cause("worker_0") == ""
 
 
-def test_a_kill_is_counted_before_its_victim_is_gone(tmp_path: Path) -> None:
+def test_kill_is_counted_before_its_victim_is_gone(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path, 2, "1000000")
     kills = MemoryKills(kernel.proc, kernel.cgroups)
     kills.watch("worker_0", 7)
@@ -73,7 +73,7 @@ def test_a_kill_is_counted_before_its_victim_is_gone(tmp_path: Path) -> None:
     assert kills.cause("worker_0") != "", "its memory was still being freed"
 
 
-def test_where_the_kernel_says_nothing_nothing_is_guessed(tmp_path: Path) -> None:
+def test_nothing_is_guessed_without_kernel_files(tmp_path: Path) -> None:
     kills = MemoryKills(tmp_path, tmp_path)
     kills.watch("worker_0", 7)
     assert kills.cause("worker_0") == kills.cause("never_seen") == ""
@@ -81,7 +81,7 @@ def test_where_the_kernel_says_nothing_nothing_is_guessed(tmp_path: Path) -> Non
 
 @pytest.fixture
 def limited_group() -> Iterator[Path]:
-    """A control group of this process's with a limit of 1 GiB, below its own; skipped where none may be made."""
+    """Return a control group with a limit of 1 GiB below this process's own, or skip the test."""
     lines = Path("/proc/self/cgroup").read_text().splitlines()
     paths = {controllers: path for _, controllers, path in (line.split(":", 2) for line in lines)}
     folder = CGROUPS / "memory" / paths["memory"][1:] if "memory" in paths else CGROUPS / paths.get("", "/")[1:]
@@ -98,7 +98,7 @@ def limited_group() -> Iterator[Path]:
     group.rmdir()
 
 
-def test_a_worker_that_the_kernel_kills_for_its_memory_is_told_so(job: ShellJob, limited_group: Path) -> None:
+def test_worker_killed_for_its_memory_is_reported_as_such(job: ShellJob, limited_group: Path) -> None:
     script = job.folder / "train.py"
     script.write_text(
         "import os, sys, time\nheld = bytearray(2 << 30) if os.environ['NODE_ID'] == '1' else None\ntime.sleep(600)\n"

@@ -1,4 +1,4 @@
-"""A job's folder that was copied or moved: a copy touches nothing of the job it was copied from."""
+"""A job's folder that was copied or moved: a copy never touches the original job."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ pytestmark = pytest.mark.system
 
 
 def script_in(job: ShellJob, folder: Path, name: str, *words: str, **settings: str) -> Shell:
-    """What the script of this name becomes, in this folder."""
+    """Start the command behind the script of this name in this folder."""
     become = {"run.sh": ("run",), "recover.sh": ("recover",), "add.sh": ("scale", "--add", "1")}
     return job.tool(*become[name], *words, folder=folder, **settings)
 
 
-def test_a_copy_touches_nothing_of_the_job_it_was_copied_from(job: ShellJob) -> None:
+def test_copy_touches_nothing_of_the_original_job(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
     copy = job.folder.parent / "a copy"
@@ -66,8 +66,8 @@ def test_a_copy_touches_nothing_of_the_job_it_was_copied_from(job: ShellJob) -> 
     assert shell.end() == 0, shell.text
 
 
-def test_a_copy_does_not_go_on_while_the_processes_it_names_run_elsewhere(job: ShellJob) -> None:
-    """The other folder says no more that it has a job; its processes do."""
+def test_copy_does_not_start_while_the_processes_it_names_run_elsewhere(job: ShellJob) -> None:
+    """The other folder no longer shows that it has a job, but its processes do."""
     shell = job.run(*ENDLESS)
     job.wait_training()
     copy = job.folder.parent / "a copy"
@@ -84,7 +84,7 @@ def test_a_copy_does_not_go_on_while_the_processes_it_names_run_elsewhere(job: S
 
 
 @pytest.mark.parametrize("log_dir", ["", "its logs"])
-def test_a_folder_that_was_moved_goes_on_where_it_is(job: ShellJob, log_dir: str) -> None:
+def test_moved_folder_resumes_in_its_new_place(job: ShellJob, log_dir: str) -> None:
     if log_dir:
         job.settings["LOG_DIR"] = str(job.folder / log_dir)
     shell = job.run(*UNTIL_TOLD, CHECKPOINT_PATH=str(job.folder / "points"), DATA_PATH=f"/x:{job.folder}/data")
@@ -112,7 +112,7 @@ def refused_line(shell: Shell) -> list[str]:
     return shell.text.splitlines()
 
 
-def test_a_folder_that_was_moved_while_its_job_runs_is_followed_there(job: ShellJob) -> None:
+def test_folder_moved_while_its_job_runs_is_followed_there(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
     shell.send(signal.SIGKILL)
@@ -128,7 +128,7 @@ def test_a_folder_that_was_moved_while_its_job_runs_is_followed_there(job: Shell
     assert recover.end() == 0, recover.text
 
 
-def test_a_follower_ends_nothing_in_the_folder_that_lies_where_its_own_lay(
+def test_follower_ends_nothing_in_a_folder_that_took_its_folders_place(
     job: ShellJob, new_job: Callable[..., ShellJob]
 ) -> None:
     second = new_job("second")
@@ -155,7 +155,7 @@ def test_a_follower_ends_nothing_in_the_folder_that_lies_where_its_own_lay(
         assert follower.end() == 0, follower.text
 
 
-def test_what_lay_in_the_folder_is_looked_for_in_the_new_one() -> None:
+def test_files_of_a_moved_folder_are_found_in_the_new_one() -> None:
     environment = {"PYTHONPATH": "/old/src:/oldish:/x/old", "DATA_PATH": "/old", "WORKER_NUM": "3"}
     kept = JobSpec(Path("/old"), "/old/.venv/bin/python", "train.py", ("--data=/old/d", "/old", "/older"), environment)
     moved = kept.moved_to(Path("/new"))

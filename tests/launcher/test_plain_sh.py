@@ -1,4 +1,4 @@
-"""``samebits run --plain``: a script that is not ported survives kills of itself, its launcher and the scheduler."""
+"""``samebits run --plain``: an unmodified script survives kills of itself, its launcher and the scheduler."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def started(job: ShellJob, *words: str) -> Shell:
 
 
 def begun(job: ShellJob, runs: int) -> list[tuple[int, int, str, int]]:
-    """All beginnings of scripts that the logs tell of, once there are as many: step, rank, store, pid."""
+    """Wait for this many script starts in the logs; return them all: step, rank, store, pid."""
     deadline = time.monotonic() + WAIT_S
     while True:
         logs = sorted(job.log_dir.glob("worker_*.log"))
@@ -37,7 +37,7 @@ def begun(job: ShellJob, runs: int) -> list[tuple[int, int, str, int]]:
 
 
 def newest(job: ShellJob, runs: int, known: set[int]) -> dict[int, ProcessIdentity]:
-    """The scripts of the generation after those ``known``, by rank."""
+    """Return the scripts of the generation after those in ``known``, by rank."""
     scripts = {rank: pid for _, rank, _, pid in begun(job, runs) if pid not in known}
     assert sorted(scripts) == [0, 1]
     known |= set(scripts.values())
@@ -49,7 +49,7 @@ def launcher_of(script: ProcessIdentity) -> int:
     return int(stat[stat.rindex(")") + 2 :].split()[1])
 
 
-def test_kills_of_script_scheduler_and_launcher_begin_it_again_everywhere(job: ShellJob) -> None:
+def test_kills_of_script_scheduler_and_launcher_restart_it_everywhere(job: ShellJob) -> None:
     shell, known = started(job), set[int]()
     first = newest(job, 2, known)
     os.kill(first[1].pid, signal.SIGKILL)
@@ -70,13 +70,13 @@ def test_kills_of_script_scheduler_and_launcher_begin_it_again_everywhere(job: S
     assert all(script.wait_for_exit(WAIT_S) for script in third.values())
     beginnings = begun(job, 6)
     assert len({store for _, _, store, _ in beginnings}) == 3, "a store of its own for each generation"
-    steps = sorted(step for step, rank, _, _ in beginnings if rank == 0)  # who writes the checkpoint
+    steps = sorted(step for step, rank, _, _ in beginnings if rank == 0)  # the rank that saves the checkpoint
     assert len(steps) == 3 and steps[0] == 0 and steps[-1] > 0, "its own checkpoint decides"
     assert job.running() == []
 
 
 @pytest.mark.parametrize("spares", [0, 1])
-def test_three_kills_in_a_row_each_begin_it_again_on_every_seat(spares: int, job: ShellJob) -> None:
+def test_three_kills_in_a_row_each_restart_it_on_every_seat(spares: int, job: ShellJob) -> None:
     job.settings["SPARE_NUM"] = str(spares)
     shell, known = started(job), set[int]()
     for kill in range(3):
@@ -91,13 +91,13 @@ def test_three_kills_in_a_row_each_begin_it_again_on_every_seat(spares: int, job
 
 
 def prepared_processes(shell: Shell) -> list[int]:
-    """The children of this supervisor that wait for orders to fork."""
+    """Return the children of this supervisor that wait for orders to fork."""
     children = Path(f"/proc/{shell.process.pid}/task/{shell.process.pid}/children").read_text().split()
     return [int(pid) for pid in children if b"samebits.training.zygote" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 @pytest.mark.thorough
-def test_an_error_of_the_script_ends_the_job_with_its_line(job: ShellJob) -> None:
+def test_error_in_the_script_ends_the_job_with_its_line(job: ShellJob) -> None:
     shell = started(job, "--fail")
     status = shell.end()
     assert status == 87, shell.text

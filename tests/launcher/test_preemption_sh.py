@@ -1,4 +1,4 @@
-"""A machine that is announced to go: its worker leaves between two steps, as at SIGTERM, and the others go on."""
+"""Preemption: the worker of an announced machine leaves between two steps, and the others continue."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.launcher.shell_job import UNTIL_TOLD, ShellJob
 pytestmark = pytest.mark.system
 
 
-def test_a_worker_whose_machine_is_about_to_go_leaves_and_the_others_go_on(job: ShellJob) -> None:
+def test_worker_of_a_preempted_machine_leaves_and_the_others_continue(job: ShellJob) -> None:
     asks = "sh -c 'test -e gone-$NODE_ID'"
     shell = job.run(*UNTIL_TOLD, WORKER_NUM="2", MIN_WORKER_NUM="1", MAX_RESTARTS="0", PREEMPTION_COMMAND=asks)
     job.wait_view(lambda view: (view.phase, view.alive) == ("training", 2) and view.step >= 3)

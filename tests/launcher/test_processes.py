@@ -1,4 +1,4 @@
-"""Processes by pid and start time: how they ended is read, and only exactly they are signalled."""
+"""Processes by pid and start time: reading their exit, and signalling exactly them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_pid_files_are_read_whether_or_not_their_process_lives(tmp_path: Path) -
         ("import os; os.kill(os.getpid(), 9)", Death(signal=9)),
     ],
 )
-def test_a_childs_end_is_seen_and_its_status_read(program: str, death: Death) -> None:
+def test_childs_end_is_seen_and_its_status_read(program: str, death: Death) -> None:
     with subprocess.Popen([sys.executable, "-c", f"input()\n{program}"], stdin=subprocess.PIPE) as process:
         identity = identity_of(process)
         descriptor = watch(identity)
@@ -90,7 +90,7 @@ def test_a_childs_end_is_seen_and_its_status_read(program: str, death: Death) ->
         assert reap(identity) == death
 
 
-def test_an_ended_child_is_still_watched_so_that_its_status_is_not_lost(sleeper: subprocess.Popen[bytes]) -> None:
+def test_ended_child_is_still_watched_so_that_its_status_is_not_lost(sleeper: subprocess.Popen[bytes]) -> None:
     identity = identity_of(sleeper)
     assert send_signal(identity, signal.SIGKILL)
     assert identity.wait_for_exit(WAIT_S)
@@ -104,7 +104,7 @@ def test_an_ended_child_is_still_watched_so_that_its_status_is_not_lost(sleeper:
     assert reap(identity) == Death()
 
 
-def test_a_process_that_is_nobodys_child_here_ends_without_a_status(request: pytest.FixtureRequest) -> None:
+def test_process_of_another_parent_ends_without_a_status(request: pytest.FixtureRequest) -> None:
     if request.config.getoption("cpu_times") is not None:
         pytest.skip("with --cpu-times this process is the parent of orphans, too")
     program = (
@@ -124,7 +124,7 @@ def test_a_process_that_is_nobodys_child_here_ends_without_a_status(request: pyt
     assert reap(identity) == Death()
 
 
-def test_another_process_under_the_same_pid_is_never_signalled(sleeper: subprocess.Popen[bytes]) -> None:
+def test_other_process_with_the_same_pid_is_never_signalled(sleeper: subprocess.Popen[bytes]) -> None:
     stranger = ProcessIdentity(sleeper.pid, identity_of(sleeper).started_at + 1)
     assert not send_signal(stranger, signal.SIGKILL)
     assert watch(stranger) is None
@@ -132,21 +132,21 @@ def test_another_process_under_the_same_pid_is_never_signalled(sleeper: subproce
     assert sleeper.poll() is None
 
 
-def test_what_no_script_of_ours_can_have_started_is_never_signalled() -> None:
-    """Whoever names it, with the right start time: it leads no session, or is another user's."""
+def test_process_our_scripts_cannot_have_started_is_never_signalled() -> None:
+    """Even with the right start time: it leads no session, or belongs to another user."""
     with subprocess.Popen(["sleep", "600"]) as mine:
         assert not send_signal(identity_of(mine), signal.SIGKILL)
         end(identity_of(mine), grace_s=WAIT_S)
         assert mine.poll() is None
         mine.kill()
-    if os.geteuid() == 0:  # who may signal anybody
+    if os.geteuid() == 0:  # which may signal any process
         with subprocess.Popen(["sleep", "600"], start_new_session=True, user=65534) as others:
             assert not send_signal(identity_of(others), signal.SIGKILL)
             assert others.poll() is None
             others.kill()
 
 
-def test_a_stopped_process_is_killed_at_once(sleeper: subprocess.Popen[bytes]) -> None:
+def test_stopped_process_is_killed_at_once(sleeper: subprocess.Popen[bytes]) -> None:
     identity = identity_of(sleeper)
     assert not is_stopped(identity)
     assert send_signal(identity, signal.SIGSTOP)
@@ -157,7 +157,7 @@ def test_a_stopped_process_is_killed_at_once(sleeper: subprocess.Popen[bytes]) -
     assert not is_stopped(identity)
 
 
-def test_who_does_not_hear_sigterm_is_killed(sleeper: subprocess.Popen[bytes]) -> None:
+def test_process_that_ignores_sigterm_is_killed(sleeper: subprocess.Popen[bytes]) -> None:
     program = "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, start_new_session=True) as deaf:
         assert deaf.stdout is not None
@@ -168,7 +168,7 @@ def test_who_does_not_hear_sigterm_is_killed(sleeper: subprocess.Popen[bytes]) -
     assert sleeper.wait(WAIT_S) == -signal.SIGTERM
 
 
-def test_the_last_line_that_says_anything(tmp_path: Path) -> None:
+def test_last_meaningful_line(tmp_path: Path) -> None:
     log = tmp_path / "worker_0.log"
     assert last_line(log) == ""
     log.write_text("x" * 100_000 + "\nValueError: no number\n\n  \n")

@@ -1,4 +1,4 @@
-"""The progress line, the screen it is drawn on, and the loss that is read from a log."""
+"""The progress line, the screen it is drawn on, and the loss read from a log."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class Terminal(io.StringIO):
         ({"wanted_size": 5, "joining": 1, "spares_alive": 1}, "3/3 workers (5 wanted), 1 joining, 1 spare"),
     ],
 )
-def test_the_world_in_words(changes: dict[str, int], text: str) -> None:
+def test_world_in_words(changes: dict[str, int], text: str) -> None:
     seen = replace(view(), **changes)  # type: ignore[arg-type]
     assert world_text(seen, seen.alive) == text
 
 
-def test_on_a_terminal_progress_is_drawn_over_and_events_stay() -> None:
+def test_progress_on_a_terminal_is_redrawn_and_events_stay() -> None:
     stream = Terminal()
     screen = Screen(stream)
     screen.progress(at(1), "training", 0.0)
@@ -52,7 +52,7 @@ def test_on_a_terminal_progress_is_drawn_over_and_events_stay() -> None:
     assert stream.getvalue() == f"step 1 · 4/4{erase}step 2 · 4/4{erase}samebits: worker 2 is gone\nstep 2 · 4/4\n"
 
 
-def test_elsewhere_a_line_is_said_on_change_and_steps_every_few_seconds() -> None:
+def test_without_a_terminal_changes_are_printed_and_steps_every_few_seconds() -> None:
     stream = io.StringIO()
     screen = Screen(stream)
     for now, (step, key) in enumerate([(1, 4), (2, 4), (3, 3), (4, 3), (5, 3), (6, 3), (7, 3)]):
@@ -63,7 +63,7 @@ def test_elsewhere_a_line_is_said_on_change_and_steps_every_few_seconds() -> Non
     assert stream.getvalue() == "step 1 · 4/4\nstep 3 · 4/4\nstep 8 · 4/4\nsamebits: over\n"
 
 
-def test_for_programs_everything_is_an_object_a_line() -> None:
+def test_json_output_is_one_object_per_line() -> None:
     stream = Terminal()
     screen = JsonScreen(stream)
     for now in (0.0, 0.5, 1.1):
@@ -79,7 +79,7 @@ def test_for_programs_everything_is_an_object_a_line() -> None:
     assert told[-1] == {"end": "stopped", "status": 78, "step": 3, "cause": "Ctrl-C"}
 
 
-def test_a_reader_who_has_gone_away_is_no_reason_to_stop() -> None:
+def test_reader_that_closed_the_pipe_is_no_reason_to_stop() -> None:
     readable, writable = os.pipe()
     os.close(readable)
     with os.fdopen(writable, "w") as stream:
@@ -89,7 +89,7 @@ def test_a_reader_who_has_gone_away_is_no_reason_to_stop() -> None:
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
-def test_neither_is_a_terminal_that_was_closed_or_a_disk_that_is_full(number: int, tmp_path: Path) -> None:
+def test_closed_terminal_or_full_disk_is_no_reason_to_stop(number: int, tmp_path: Path) -> None:
     def refuse(text: str) -> int:
         raise OSError(number, os.strerror(number))
 
@@ -111,7 +111,7 @@ def test_neither_is_a_terminal_that_was_closed_or_a_disk_that_is_full(number: in
         ("final step=600 loss=0.1 accuracy=0.97", ""),
     ],
 )
-def test_the_loss_of_a_line(tmp_path: Path, line: str, loss: str) -> None:
+def test_loss_in_a_line(tmp_path: Path, line: str, loss: str) -> None:
     log = tmp_path / "worker_0.log"
     tail = LossTail(log)
     log.write_text(f"something else\n{line}\nsomething else\n")
@@ -128,7 +128,7 @@ def test_the_loss_of_a_line(tmp_path: Path, line: str, loss: str) -> None:
         ("2026-11-21 10:00:00 samebits worker 0: generation 2: begins at step 8", None),
     ],
 )
-def test_the_step_that_a_script_prints_is_its_own(tmp_path: Path, line: str, step: int | None) -> None:
+def test_step_printed_by_a_script_is_its_own(tmp_path: Path, line: str, step: int | None) -> None:
     log = tmp_path / "worker_0.log"
     tail = LossTail(log)
     log.write_text(f"something else\n{line}\nsomething else\n")
@@ -136,7 +136,7 @@ def test_the_step_that_a_script_prints_is_its_own(tmp_path: Path, line: str, ste
     assert tail.step == step
 
 
-def test_only_what_is_appended_counts_and_a_line_may_come_in_pieces(tmp_path: Path) -> None:
+def test_only_appended_text_counts_and_a_line_may_arrive_in_pieces(tmp_path: Path) -> None:
     log = tmp_path / "worker_0.log"
     log.write_text("epoch 0 step 600 loss 0.0001\n")
     tail = LossTail(log)
@@ -151,11 +151,11 @@ def test_only_what_is_appended_counts_and_a_line_may_come_in_pieces(tmp_path: Pa
             file.write(piece)
             file.flush()
             assert tail.read() == expected
-    log.write_text("epoch 0 step 4 loss 1.5\n")  # cut back by somebody
+    log.write_text("epoch 0 step 4 loss 1.5\n")  # truncated by another process
     assert tail.read() == "1.5"
 
 
-def test_the_loss_of_an_earlier_log_holds_until_this_one_tells_another(tmp_path: Path) -> None:
+def test_loss_of_an_earlier_log_is_kept_until_this_one_has_one(tmp_path: Path) -> None:
     tail = LossTail(tmp_path / "worker_4.log", "0.75")
     assert tail.read() == "0.75"
     tail.log.write_text("epoch 0 step 9 loss 0.5\n")

@@ -1,4 +1,4 @@
-"""recover.sh through the shell: what was killed comes back, and only that, with nothing but a folder to stand in."""
+"""recover.sh through the shell: restarts exactly what was killed, from the folder alone."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ WORKERS = ("worker_0", "worker_1", "worker_2")
 ALL_THERE = "nothing to do: every process of the job is there"
 
 
-def test_a_killed_worker_comes_back_while_run_sh_stays(job: ShellJob) -> None:
+def test_killed_worker_is_restarted_while_run_sh_stays(job: ShellJob) -> None:
     shell = job.run_sh(*UNTIL_TOLD, "--say", "a 'b' $c")
     job.wait_training()
     before = job.identities()
@@ -43,7 +43,7 @@ def test_a_killed_worker_comes_back_while_run_sh_stays(job: ShellJob) -> None:
         assert "final step=" in job.log(name)
 
 
-def test_its_environment_is_the_jobs_not_the_shells(job: ShellJob) -> None:
+def test_environment_is_the_jobs_not_the_shells(job: ShellJob) -> None:
     shell = job.run(*ENDLESS, OMP_NUM_THREADS="3", DATA_PATH="/a folder/with 'quotes'")
     job.wait_training()
     job.kill("worker_0")
@@ -57,11 +57,11 @@ def test_its_environment_is_the_jobs_not_the_shells(job: ShellJob) -> None:
     assert not {"CUDA_VISIBLE_DEVICES", "MS_NODE_ID", "MS_WORKER_NUM"} & set(words)
     recover.send(signal.SIGINT)
     assert recover.end() == 78
-    assert shell.end() == 78  # the job was ended for everybody who follows it
+    assert shell.end() == 78  # the job was ended for all its followers
     assert job.running() == []
 
 
-def test_a_killed_scheduler_comes_back_and_nobody_else(job: ShellJob) -> None:
+def test_only_a_killed_scheduler_is_restarted(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
     before = job.identities()
@@ -78,7 +78,7 @@ def test_a_killed_scheduler_comes_back_and_nobody_else(job: ShellJob) -> None:
     assert {name for name in after if after[name] != before[name]} == {"scheduler"}
 
 
-def test_a_scheduler_that_came_and_finished_the_job_before_run_sh_looked_again_is_believed(job: ShellJob) -> None:
+def test_scheduler_that_returned_and_finished_between_two_checks_is_accepted(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
     job.kill("scheduler")
@@ -93,14 +93,14 @@ def test_a_scheduler_that_came_and_finished_the_job_before_run_sh_looked_again_i
     assert "samebits: job finished at step" in shell.text
 
 
-def test_everything_killed_comes_back(job: ShellJob) -> None:
+def test_everything_killed_is_restarted(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
     for name in ("scheduler", *WORKERS):
         job.kill(name)
     assert shell.end() == 77, shell.text
     assert "goes on from there" in shell.text
-    assert "the job was interrupted at step" not in shell.text, "nobody knows at which"
+    assert "the job was interrupted at step" not in shell.text, "the step is unknown"
     recover = job.recover()
     job.wait_training(generation=2)
     job.let_finish()
@@ -108,7 +108,7 @@ def test_everything_killed_comes_back(job: ShellJob) -> None:
     assert "starting the scheduler, worker 0, worker 1, worker 2" in recover.text
 
 
-def test_after_ctrl_c_it_goes_on_without_a_cool_down(job: ShellJob) -> None:
+def test_job_resumes_after_ctrl_c_without_a_cool_down(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD, REGISTER_COOLDOWN="3600")
     job.wait_training()
     shell.send(signal.SIGINT)
@@ -118,12 +118,12 @@ def test_after_ctrl_c_it_goes_on_without_a_cool_down(job: ShellJob) -> None:
     assert recover.end() == 0, recover.text
 
 
-def test_a_stopped_worker_that_counts_as_lost_is_ended_and_replaced(job: ShellJob) -> None:
+def test_stopped_worker_that_counts_as_lost_is_ended_and_replaced(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
     stopped = job.kill("worker_2", signal.SIGSTOP)
     job.wait_view(lambda view: view.workers[2].presence is Presence.LOST)
-    assert stopped.is_alive()  # run.sh's follower ends nobody by itself
+    assert stopped.is_alive()  # run.sh's follower ends no process on its own
     recover = job.recover()
     job.wait_training(generation=2)
     job.let_finish()
@@ -133,7 +133,7 @@ def test_a_stopped_worker_that_counts_as_lost_is_ended_and_replaced(job: ShellJo
     assert shell.end() == 0, shell.text
 
 
-def test_two_at_once_start_one_replacement(job: ShellJob) -> None:
+def test_two_simultaneous_calls_start_one_replacement(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
     job.kill("worker_1")
@@ -148,8 +148,8 @@ def test_two_at_once_start_one_replacement(job: ShellJob) -> None:
     assert shell.end() == 0
 
 
-def test_a_scheduler_that_gave_up_while_the_workers_started_is_started_too(job: ShellJob) -> None:
-    """All workers die; their replacements take longer to start than the scheduler waits for anybody."""
+def test_scheduler_that_gave_up_while_the_workers_started_is_started_too(job: ShellJob) -> None:
+    """All workers die, and their replacements take longer to start than the scheduler waits."""
     shell = job.run(*UNTIL_TOLD, "--not-while", "slow")
     job.wait_training()
     slow = job.folder / "slow"
@@ -169,7 +169,7 @@ def test_a_scheduler_that_gave_up_while_the_workers_started_is_started_too(job: 
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGHUP])
-def test_the_job_outlives_its_followers(job: ShellJob, number: signal.Signals) -> None:
+def test_job_outlives_its_followers(job: ShellJob, number: signal.Signals) -> None:
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
     before = job.identities()
@@ -189,8 +189,8 @@ def test_the_job_outlives_its_followers(job: ShellJob, number: signal.Signals) -
     assert job.identities() == before
 
 
-def test_a_pid_file_of_a_stranger_does_no_harm(job: ShellJob) -> None:
-    """The pid is taken by somebody else since: it is neither taken for the worker nor signalled."""
+def test_pid_file_of_a_foreign_process_does_no_harm(job: ShellJob) -> None:
+    """The pid has been reused. Its new process is neither taken for the worker nor signalled."""
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
     job.kill("worker_1")
@@ -206,9 +206,7 @@ def test_a_pid_file_of_a_stranger_does_no_harm(job: ShellJob) -> None:
     stranger.process.wait(WAIT_S)
 
 
-def test_another_jobs_scheduler_on_the_same_port_is_nobody_to_listen_to(
-    job: ShellJob, new_job: Callable[..., ShellJob]
-) -> None:
+def test_other_jobs_scheduler_on_the_same_port_is_ignored(job: ShellJob, new_job: Callable[..., ShellJob]) -> None:
     """Ctrl-C in the first job's follower must not end the second job."""
     shell = job.run(*ENDLESS)
     job.wait_training()
@@ -234,7 +232,7 @@ def test_another_jobs_scheduler_on_the_same_port_is_nobody_to_listen_to(
     assert other.end() == 0, other.text
 
 
-def test_what_was_killed_while_run_sh_is_gone_is_found(job: ShellJob) -> None:
+def test_process_killed_while_run_sh_is_gone_is_found(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
     shell.send(signal.SIGKILL)
@@ -248,7 +246,7 @@ def test_what_was_killed_while_run_sh_is_gone_is_found(job: ShellJob) -> None:
     assert "starting the scheduler, worker 0\n" in recover.text
 
 
-def test_a_log_folder_elsewhere_is_found_again(job: ShellJob) -> None:
+def test_log_folder_elsewhere_is_found_again(job: ShellJob) -> None:
     elsewhere = job.folder.parent / "logs of all jobs"
     shell = job.run(*UNTIL_TOLD, LOG_DIR=str(elsewhere))
     job.wait_training()
@@ -263,7 +261,7 @@ def test_a_log_folder_elsewhere_is_found_again(job: ShellJob) -> None:
 
 
 def give_itself_out_for(job: ShellJob, node: str, victim: ProcessIdentity) -> None:
-    """Have a stranger register under this node id with another process's identity, get the seat, and leave."""
+    """Let a stranger register under this node id with another process's identity, get the seat, and leave."""
     settings, _ = config.read({**job.settings, "ROLE": "scheduler", "ENABLE_RECOVERY": "1"})
     session = "s" * 32
     process = Process(host_id(), victim.pid, victim.started_at, "cpu")
@@ -284,8 +282,8 @@ def give_itself_out_for(job: ShellJob, node: str, victim: ProcessIdentity) -> No
     raise AssertionError("the stranger was not seated")
 
 
-def test_a_stranger_does_not_choose_whom_it_ends(job: ShellJob) -> None:
-    """Somebody registers with the pid and the start time of a process of this user's, and leaves."""
+def test_stranger_cannot_choose_a_process_to_be_ended(job: ShellJob) -> None:
+    """It registers with the pid and start time of one of this user's processes, and leaves."""
     bystander = subprocess.Popen(["sleep", "600"], start_new_session=True)
     victim = ProcessIdentity.of(bystander.pid)
     assert victim is not None
@@ -307,8 +305,8 @@ def test_a_stranger_does_not_choose_whom_it_ends(job: ShellJob) -> None:
         bystander.wait(WAIT_S)
 
 
-def test_a_full_log_folder_ends_nothing_of_a_healthy_job(job: ShellJob) -> None:
-    """As on a full disk: no new file gets a byte (a limit of the file's size, setrlimit(2))."""
+def test_full_log_folder_ends_no_process_of_a_healthy_job(job: ShellJob) -> None:
+    """As on a full disk, no new file gets a byte (a file size limit, setrlimit(2))."""
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
     job.kill("worker_1")

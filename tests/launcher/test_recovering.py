@@ -1,4 +1,4 @@
-"""What recover.sh starts, ends and leaves alone: one table of what is left of a job, and what follows."""
+"""What recover.sh starts, ends and leaves alone, as a table of remains of a job and their consequences."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def plan(
     nodes: tuple[str, ...] = NODES,
     **started: int | None,
 ) -> Recovery:
-    """``dead``: pids that do not run; ``started``: pid files that differ from the usual ones, None: there is none."""
+    """Plan a recovery.
+
+    ``dead``: pids that do not run; ``started``: pid files that differ from the usual ones, None: missing.
+    """
     pids = {name: pid for name, pid in {**STARTED, **started}.items() if pid is not None}
 
     def is_alive(identity: ProcessIdentity) -> bool:
@@ -168,15 +171,15 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_exactly_what_is_gone_or_lost_is_started(case: Case) -> None:
+def test_exactly_the_missing_or_lost_processes_are_started(case: Case) -> None:
     assert case.recovery.start == case.start
     assert tuple(lost.identity.pid for lost in case.recovery.end) == case.end
     assert not case.recovery.over
     assert any("nothing to do" in line for line in case.recovery.lines) == (not case.start)
 
 
-def test_a_process_that_only_the_scheduler_names_is_left_alone_and_spoken_of() -> None:
-    """Whoever registers says of himself what he likes, also the pid of a process of somebody's."""
+def test_process_named_only_by_the_scheduler_is_left_alone_and_reported() -> None:
+    """A registering process can claim anything, including the pid of another process."""
     said = plan(view(workers=(worker(0), worker(1, LEFT, pid=777), worker(2))), dead=(101,))
     assert said.end == ()
     assert (
@@ -185,7 +188,7 @@ def test_a_process_that_only_the_scheduler_names_is_left_alone_and_spoken_of() -
     )
 
 
-def test_a_finished_job_has_nothing_to_do() -> None:
+def test_finished_job_has_nothing_to_do() -> None:
     finished = view(job_finished=True, step=600, from_journal=True)
     over = plan(finished, dead=(99, 100, 101, 102), serves=False)
     assert over.over
@@ -194,23 +197,23 @@ def test_a_finished_job_has_nothing_to_do() -> None:
     assert not plan(finished, dead=(99, 100, 101), serves=False).over  # its last process is waited for
 
 
-def test_without_recovery_nothing_comes_back() -> None:
+def test_nothing_is_restarted_with_recovery_off() -> None:
     assert plan(None, dead=(101,), recovery=False).start == ()
     with pytest.raises(JobFailedError, match="ENABLE_RECOVERY=0"):
         plan(None, dead=(99, 100, 101, 102), serves=False, recovery=False)
 
 
-def test_the_wait_for_the_seat_is_explained_where_there_is_one() -> None:
+def test_wait_for_the_seat_is_explained_if_there_is_one() -> None:
     def said(seen: JobView | None, *dead: int) -> bool:
         return "30 s (REGISTER_COOLDOWN)" in "\n".join(plan(seen, dead).lines)
 
     assert said(workers(ALIVE, LOST, ALIVE), 101)
-    assert not said(workers(ALIVE, ALIVE, ALIVE), 99)  # the scheduler waits for nobody
+    assert not said(workers(ALIVE, ALIVE, ALIVE), 99)  # the scheduler waits for no worker
     assert not said(workers(ALIVE, LEFT, ALIVE), 101)
     assert not said(view(workers=()), 101)
 
 
-def test_what_becomes_of_a_worker_whose_slot_was_given_away_is_said() -> None:
+def test_fate_of_a_worker_whose_slot_was_reassigned_is_reported() -> None:
     lines = "\n".join(plan(TAKEN, dead=(101,), nodes=FOUR, worker_3=103).lines)
     assert "starting worker 1\n" in lines
     assert "the slot of worker 1 was given away: it comes back as a spare" in lines
@@ -225,7 +228,7 @@ def causes(first: str, second: str, **second_changes: object) -> str:
     return "\n".join(plan(view(interruptions=interruptions), dead=(99, 100, 101, 102), serves=False).lines)
 
 
-def test_the_same_failure_twice_is_said_before_the_third_time() -> None:
+def test_repeated_failure_is_reported_before_the_third_attempt() -> None:
     first = "no worker is left; first cause: worker 1 (pid 77 on vm): ValueError: a loss that is no number"
     again = "no worker is left; first cause: worker 0 (pid 99 on vm): ValueError: a loss that is no number"
     assert "failed twice at step 7" in causes(first, again)

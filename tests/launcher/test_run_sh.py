@@ -1,4 +1,4 @@
-"""run.sh through the shell: start, follow, end, refuse. The workers count steps and know no torch."""
+"""run.sh through the shell: start, follow, end, refuse. The workers count steps without torch."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ pytestmark = pytest.mark.system
 
 
 def run_through_bash(job: ShellJob, line: str) -> Shell:
-    """``run.sh tiny_worker.py`` within this line of bash, where it is ``"$@"``."""
+    """Run this line of bash, in which ``"$@"`` is ``run.sh tiny_worker.py``."""
     words = ("bash", str(ROOT / "scripts" / "run.sh"), str(WORKER), "--steps", "30")
     return job.shell("bash", "-c", line, "bash", *words, **job.settings)
 
 
 @pytest.mark.parametrize("line", ['"$@" <&- >&- 2>&-', '"$@" | true', '"$@" >/dev/full'])
-def test_a_job_is_followed_to_its_end_whatever_becomes_of_the_output(job: ShellJob, line: str) -> None:
+def test_job_is_followed_to_its_end_whatever_happens_to_the_output(job: ShellJob, line: str) -> None:
     shell = run_through_bash(job, f"set -o pipefail; {line}")
     assert shell.end() == 0, shell.text
     assert "job finished" in job.log("scheduler")
@@ -43,7 +43,7 @@ def test_a_job_is_followed_to_its_end_whatever_becomes_of_the_output(job: ShellJ
 
 
 @pytest.mark.parametrize("limit", [12, 20, 60])
-def test_without_descriptors_nothing_is_started(limit: int, job: ShellJob) -> None:
+def test_nothing_is_started_without_descriptors(limit: int, job: ShellJob) -> None:
     shell = run_through_bash(job, f'ulimit -n {limit}; "$@"')
     assert shell.end() == SettingsError.exit_code, shell.text
     (said,) = [line for line in shell.all_lines() if line.startswith("samebits: ")]
@@ -53,13 +53,15 @@ def test_without_descriptors_nothing_is_started(limit: int, job: ShellJob) -> No
     assert not job.log_dir.exists()
 
 
-def test_a_low_soft_limit_is_no_obstacle(job: ShellJob) -> None:
+def test_low_soft_limit_is_raised(job: ShellJob) -> None:
     shell = run_through_bash(job, 'ulimit -Sn 20; "$@"')
     assert shell.end() == 0, shell.text
     assert "job finished" in job.log("scheduler")
 
 
-def test_an_error_of_its_own_names_what_runs_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_error_of_the_command_itself_names_what_keeps_running(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     settings, _ = config.read({"ROLE": "scheduler", "WORKER_NUM": "1", "LOG_DIR": str(tmp_path)})
     write_pid_file(tmp_path / "worker_0.pid", ProcessIdentity.current())
     with pytest.raises(SystemExit, match="1"), naming_what_runs_on(settings):
@@ -71,7 +73,7 @@ def test_an_error_of_its_own_names_what_runs_on(tmp_path: Path, capfd: pytest.Ca
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/proc/1/stat")
 
 
-def test_a_job_runs_to_its_end_and_the_next_one_moves_it_aside(job: ShellJob) -> None:
+def test_job_runs_to_its_end_and_the_next_one_moves_it_aside(job: ShellJob) -> None:
     awkward = 'it\'s "$HOME" *'
     first = job.run_sh("--steps", "30", "--say", awkward)
     assert first.end() == 0, first.text
@@ -98,7 +100,7 @@ def test_a_job_runs_to_its_end_and_the_next_one_moves_it_aside(job: ShellJob) ->
     assert "is finished at step 20" in third.text
 
 
-def test_the_environment_of_every_process(job: ShellJob) -> None:
+def test_environment_of_every_process(job: ShellJob) -> None:
     shell = job.run(*ENDLESS, options=("--detach",), MS_NODE_ID="7", MS_ROLE="MS_SCHED", NODE_ID="9", ROLE="bogus")
     assert shell.end() == 0, shell.text
     seen = job.wait_training()
@@ -120,7 +122,7 @@ def test_the_environment_of_every_process(job: ShellJob) -> None:
     assert job.running() == []
 
 
-def test_what_the_user_has_set_is_kept(job: ShellJob) -> None:
+def test_users_settings_are_kept(job: ShellJob) -> None:
     job.settings["MS_WORKER_NUM"] = job.settings.pop("WORKER_NUM")
     shell = job.run("--steps", "5", MS_ENABLE_RECOVERY="0", OMP_NUM_THREADS="2", MS_JOB_NAME="mine")
     assert shell.end() == 0, shell.text
@@ -153,7 +155,7 @@ def test_status_while_it_runs_and_afterwards(job: ShellJob) -> None:
 
 
 @pytest.mark.parametrize(("number", "by"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGTERM, "SIGTERM")])
-def test_a_signal_to_the_follower_ends_the_whole_job(job: ShellJob, number: signal.Signals, by: str) -> None:
+def test_signal_to_the_follower_ends_the_whole_job(job: ShellJob, number: signal.Signals, by: str) -> None:
     shell = job.run(*ENDLESS)
     job.wait_training()
     shell.send(number)
@@ -162,7 +164,7 @@ def test_a_signal_to_the_follower_ends_the_whole_job(job: ShellJob, number: sign
     assert f"stopped by {by}" in shell.text
     assert "recover.sh" in shell.text
     assert job.running() == []
-    check_free(["127.0.0.1"], job.port)  # nobody listens any more
+    check_free(["127.0.0.1"], job.port)  # the port is free
 
 
 def test_ctrl_c_while_processes_are_being_started_ends_them(job: ShellJob) -> None:
@@ -174,13 +176,13 @@ def test_ctrl_c_while_processes_are_being_started_ends_them(job: ShellJob) -> No
     assert job.running() == []
 
 
-def test_ctrl_c_is_heard_at_every_moment_of_a_start(new_job: Callable[..., ShellJob]) -> None:
-    """Before anything is started it ends the script; from then on it ends what was started."""
+def test_ctrl_c_works_at_every_point_of_a_start(new_job: Callable[..., ShellJob]) -> None:
+    """Before anything is started it ends the script, afterwards it ends what was started."""
     statuses = set()
     for number in range(8):
         job = new_job(f"{number}", WORKER_NUM="6")
         shell = job.run_sh(*ENDLESS)
-        time.sleep(number * 0.07)  # a moment anywhere between the first line of the script and the follower's
+        time.sleep(number * 0.07)  # some time between the script's first line and the follower's
         os.killpg(shell.process.pid, signal.SIGINT)
         statuses.add(shell.end())
         assert job.running() == [], f"{shell.process.returncode}: {shell.text}"
@@ -212,7 +214,7 @@ def environment_in(path: Path) -> bytes:
         return b""  # gone, or another user's
 
 
-def test_a_start_that_cannot_succeed_starts_nothing(job: ShellJob) -> None:
+def test_hopeless_start_starts_nothing(job: ShellJob) -> None:
     job.log_dir.mkdir(mode=0o700)
     (job.log_dir / "worker_2.log").symlink_to(job.folder / "victim")
     shell = job.run(*ENDLESS)
@@ -222,7 +224,7 @@ def test_a_start_that_cannot_succeed_starts_nothing(job: ShellJob) -> None:
     assert not (job.folder / "victim").exists()
 
 
-def test_a_start_that_fails_half_way_leaves_nothing_running(job: ShellJob) -> None:
+def test_failed_start_leaves_nothing_running(job: ShellJob) -> None:
     (job.log_dir / "worker_2.pid").mkdir(parents=True, mode=0o700)
     job.log_dir.chmod(0o700)
     shell = job.run(*ENDLESS)
@@ -236,7 +238,7 @@ def test_a_start_that_fails_half_way_leaves_nothing_running(job: ShellJob) -> No
     assert not [one for one in Path("/proc").glob("[0-9]*/environ") if words in environment_in(one)]
 
 
-def test_a_stopped_worker_does_not_survive_ctrl_c(job: ShellJob) -> None:
+def test_stopped_worker_does_not_survive_ctrl_c(job: ShellJob) -> None:
     shell = job.run(*ENDLESS)
     job.wait_training()
     job.kill("worker_1", signal.SIGSTOP)
@@ -247,14 +249,14 @@ def test_a_stopped_worker_does_not_survive_ctrl_c(job: ShellJob) -> None:
     assert job.running() == []
 
 
-def test_a_reader_who_goes_away_leaves_the_job_alone(job: ShellJob) -> None:
+def test_closed_pipe_leaves_the_job_alone(job: ShellJob) -> None:
     line = f"bash '{ROOT}/scripts/run.sh' '{WORKER}' --steps 60 | head -n 1; exit ${{PIPESTATUS[0]}}"
     shell = job.shell("bash", "-c", line, **job.settings)
     assert shell.end() == 0, shell.text
     assert "final step=60" in job.log("worker_2")
 
 
-def test_a_second_run_in_the_same_folder_is_refused_by_name(job: ShellJob) -> None:
+def test_second_run_in_the_same_folder_is_refused_by_name(job: ShellJob) -> None:
     shell = job.run(*ENDLESS)
     job.wait_training()
     before = job.identities()
@@ -274,7 +276,7 @@ def test_a_second_run_in_the_same_folder_is_refused_by_name(job: ShellJob) -> No
     assert shell.end() == 78
 
 
-def test_an_unfinished_job_is_in_the_way_until_it_is_asked_to_go(job: ShellJob) -> None:
+def test_unfinished_job_blocks_a_start_until_it_is_moved_on_request(job: ShellJob) -> None:
     shell = job.run(*ENDLESS)
     job.wait_training()
     shell.send(signal.SIGINT)
@@ -290,7 +292,7 @@ def test_an_unfinished_job_is_in_the_way_until_it_is_asked_to_go(job: ShellJob) 
     assert "job finished at step 10" in fresh.text
 
 
-def test_a_job_that_never_began_blocks_nobody(job: ShellJob) -> None:
+def test_job_that_never_began_blocks_no_start(job: ShellJob) -> None:
     """Its script had an error, or it was stopped while it formed."""
     shell = job.run("--fail-before")
     assert shell.end() != 0
@@ -307,7 +309,7 @@ def test_a_job_that_never_began_blocks_nobody(job: ShellJob) -> None:
 
 
 def take_port(holder: socket.socket, port: int) -> None:
-    """Listen there. Where somebody else does, wait for his end: he might go in the midst of the test."""
+    """Listen on the port, waiting if another process holds it, so that it cannot become free during the test."""
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     deadline = time.monotonic() + WAIT_S
     while True:
@@ -320,7 +322,7 @@ def take_port(holder: socket.socket, port: int) -> None:
             time.sleep(0.2)
 
 
-def test_where_no_port_is_named_a_free_one_is_taken_and_kept(job: ShellJob) -> None:
+def test_free_port_is_chosen_and_saved_by_default(job: ShellJob) -> None:
     with socket.socket() as holder:
         take_port(holder, 8118)
         del job.settings["SCHED_PORT"]
@@ -337,7 +339,7 @@ def test_where_no_port_is_named_a_free_one_is_taken_and_kept(job: ShellJob) -> N
         assert shell.end() == 0, shell.text
 
 
-def test_a_port_that_another_jobs_scheduler_has_names_that_job_and_its_folder(
+def test_port_of_another_jobs_scheduler_names_that_job_and_its_folder(
     job: ShellJob, new_job: Callable[..., ShellJob]
 ) -> None:
     shell = job.run(*ENDLESS)
@@ -354,7 +356,7 @@ def test_a_port_that_another_jobs_scheduler_has_names_that_job_and_its_folder(
     assert shell.end() == 78
 
 
-def test_a_used_port_names_its_holder(job: ShellJob) -> None:
+def test_used_port_names_its_holder(job: ShellJob) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", job.port))
         holder.listen()
@@ -365,7 +367,7 @@ def test_a_used_port_names_its_holder(job: ShellJob) -> None:
     assert not (job.folder / "recovery").exists()
 
 
-def test_every_wrong_setting_is_shown_at_once_and_nothing_is_started(job: ShellJob) -> None:
+def test_every_wrong_setting_is_reported_at_once_and_nothing_is_started(job: ShellJob) -> None:
     shell = job.run(WORKER_NUM="0", SCHED_PORT="99999")
     assert shell.end() == 64
     assert "WORKER_NUM=0" in shell.text
@@ -373,7 +375,7 @@ def test_every_wrong_setting_is_shown_at_once_and_nothing_is_started(job: ShellJ
     assert not list(job.log_dir.glob("*.log"))
 
 
-def test_what_cannot_be_run_is_said(job: ShellJob) -> None:
+def test_script_that_cannot_run_is_reported(job: ShellJob) -> None:
     script = str(ROOT / "scripts" / "run.sh")
     for words, expected, status in (
         (["nowhere.py"], "there is no script 'nowhere.py'", 64),
@@ -388,7 +390,7 @@ def test_what_cannot_be_run_is_said(job: ShellJob) -> None:
     assert "no job was started in" in recover.text
 
 
-def test_without_recovery_a_death_ends_the_job_and_nothing_blocks_the_next(job: ShellJob) -> None:
+def test_death_with_recovery_off_ends_the_job_and_blocks_no_next_one(job: ShellJob) -> None:
     shell = job.run(*ENDLESS, ENABLE_RECOVERY="0")
     job.wait_training()
     pid = job.kill("worker_1").pid
@@ -405,7 +407,7 @@ def test_without_recovery_a_death_ends_the_job_and_nothing_blocks_the_next(job: 
     assert again.end() == 0, again.text
 
 
-def test_without_recovery_the_schedulers_death_ends_everything(job: ShellJob) -> None:
+def test_schedulers_death_with_recovery_off_ends_everything(job: ShellJob) -> None:
     shell = job.run(*ENDLESS, ENABLE_RECOVERY="0")
     job.wait_training()
     job.kill("scheduler")
@@ -414,7 +416,7 @@ def test_without_recovery_the_schedulers_death_ends_everything(job: ShellJob) ->
     assert job.running() == []
 
 
-def test_an_error_in_every_worker_ends_the_job_with_its_text(job: ShellJob) -> None:
+def test_error_in_every_worker_ends_the_job_with_its_text(job: ShellJob) -> None:
     shell = job.run("--steps", "100", "--fail-at", "20")
     assert shell.end() == 87, shell.text
     ends = shell.text.split("the job was ended by its script")[1]
@@ -427,15 +429,15 @@ def test_an_error_in_every_worker_ends_the_job_with_its_text(job: ShellJob) -> N
     assert "failed twice" not in again.text
 
 
-def test_a_script_that_cannot_start_ends_the_job(job: ShellJob) -> None:
+def test_script_that_cannot_start_ends_the_job(job: ShellJob) -> None:
     shell = job.run("--fail-before")
     assert shell.end() == 87
     assert "this script cannot even start" in shell.text.split("the job was ended by its script")[1]
     assert job.running() == []
 
 
-def test_a_project_of_any_names_is_not_in_the_way(job: ShellJob) -> None:
-    """The user's own ``runtime`` package, and modules called as ours are, beside the script."""
+def test_module_names_of_a_project_do_not_interfere(job: ShellJob) -> None:
+    """The user has a ``runtime`` package and modules named like ours beside the script."""
     shutil.copy(ROOT / "tests/launcher/tiny_worker.py", job.folder / "train.py")
     (job.folder / "runtime").mkdir()
     (job.folder / "runtime" / "__init__.py").write_text("WHOSE = 'own'\n")
@@ -452,7 +454,7 @@ def test_a_project_of_any_names_is_not_in_the_way(job: ShellJob) -> None:
     assert "final step=5" in job.log("worker_0")
 
 
-def test_followers_see_lost_workers_as_the_scheduler_does(job: ShellJob) -> None:
+def test_followers_report_lost_workers_like_the_scheduler(job: ShellJob) -> None:
     shell = job.run(*ENDLESS)
     job.wait_training()
     pid = job.kill("worker_2").pid

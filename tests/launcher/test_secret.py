@@ -1,4 +1,4 @@
-"""A job with a secret through the scripts: it trains, comes back, is stopped, and the secret is nowhere to be read."""
+"""A job with a secret through the scripts: it trains, recovers and stops, and the secret is shown nowhere."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def tool(job: ShellJob, *words: str, **settings: str) -> Shell:
 
 
 def assert_shown_nowhere(job: ShellJob) -> None:
-    """Not in what any script or tool said, nor in any file below the job's folder."""
+    """Check the output of every script and tool, and every file below the job's folder."""
     said = "\n".join(shell.text for shell in job.shells).encode()
     files = [path for path in job.folder.rglob("*") if path.is_file() and path.name != "the secret"]
     assert len(files) > 5
@@ -40,7 +40,7 @@ def assert_shown_nowhere(job: ShellJob) -> None:
 
 
 def assert_on_no_command_line(job: ShellJob) -> None:
-    """Nor in the arguments of any process there is, which every user of the machine may read."""
+    """Check the arguments of all processes, which every user of the machine may read."""
     lines = []
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
@@ -52,7 +52,7 @@ def assert_on_no_command_line(job: ShellJob) -> None:
     assert not [line for line in lines for word in NEVER_SHOWN if word in line]
 
 
-def test_a_secret_given_by_value_is_asked_for_and_never_shown(job: ShellJob) -> None:
+def test_secret_given_by_value_is_asked_for_and_never_shown(job: ShellJob) -> None:
     job.settings["CLUSTER_SECRET"] = SECRET
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
@@ -86,8 +86,8 @@ def test_a_secret_given_by_value_is_asked_for_and_never_shown(job: ShellJob) -> 
     assert_shown_nowhere(job)
 
 
-def test_a_secret_in_a_file_is_found_again(job: ShellJob) -> None:
-    """The path is kept, and is right wherever the restart is typed; a secret of another job is not taken for it."""
+def test_secret_in_a_file_is_found_again(job: ShellJob) -> None:
+    """The path is saved and is valid from any folder; the secret of another job is not used."""
     (job.folder / "the secret").write_text(f"{SECRET}\n")
     job.settings["CLUSTER_SECRET_FILE"] = "the secret"
     shell = job.run(*ENDLESS)
@@ -108,7 +108,7 @@ def test_a_secret_in_a_file_is_found_again(job: ShellJob) -> None:
     assert_shown_nowhere(job)
 
 
-def test_a_secret_given_by_value_may_come_back_in_a_file(job: ShellJob) -> None:
+def test_secret_given_by_value_may_be_given_in_a_file_on_recovery(job: ShellJob) -> None:
     job.settings["CLUSTER_SECRET"] = SECRET
     shell = job.run(*ENDLESS)
     job.wait_training()
@@ -124,7 +124,7 @@ def test_a_secret_given_by_value_may_come_back_in_a_file(job: ShellJob) -> None:
     assert_shown_nowhere(job)
 
 
-def test_a_secret_that_is_none_stops_everything_before_it_begins(job: ShellJob) -> None:
+def test_invalid_secret_prevents_any_start(job: ShellJob) -> None:
     for settings in ({"CLUSTER_SECRET": "short"}, {"CLUSTER_SECRET_FILE": "missing"}):
         shell = job.run(*ENDLESS, **settings)
         assert shell.end() == 64
@@ -132,8 +132,8 @@ def test_a_secret_that_is_none_stops_everything_before_it_begins(job: ShellJob) 
     assert job.identities() == {}
 
 
-def test_a_worker_with_another_secret_leaves_with_its_own_code(job: ShellJob) -> None:
-    """As a process, with the sentence and the status that whoever restarts it will see."""
+def test_worker_with_another_secret_exits_with_its_own_code(job: ShellJob) -> None:
+    """Tested as a process, with the message and status that its launcher sees."""
     job.settings |= {"CLUSTER_SECRET": SECRET, "WORKER_NUM": "3"}
     shell = job.run(*ENDLESS)
     job.wait_training()
@@ -149,6 +149,6 @@ def test_a_worker_with_another_secret_leaves_with_its_own_code(job: ShellJob) ->
     assert shell.end() == 78
     log = job.log("scheduler")
     refusals = re.findall(r"refused \d+ connections with another secret: .*compare CLUSTER_SECRET", log)
-    assert 1 <= len(refusals) <= 2, "one when it happens, and at the end what was counted since"
+    assert 1 <= len(refusals) <= 2, "one when it happens, and the count of later ones at the end"
     assert "generation 2" not in log
     assert_shown_nowhere(job)

@@ -1,4 +1,4 @@
-"""``samebits run --nnodes 2`` on each host: two folders that share nothing but the scheduler's address."""
+"""``samebits run --nnodes 2`` on each host: two folders that share only the scheduler's address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.system
 
 
 def started(host: ShellJob, port: int, node_rank: int, *words: str) -> Shell:
-    """This host's share of a job of two hosts with a worker each."""
+    """Start this host's share of a job of two hosts with one worker each."""
     share = ("--nnodes", "2", "--node-rank", str(node_rank), "-n", "1")
     where = ("--sched-host", "127.0.0.1", "--sched-port", str(port))
     settings = {name: text for name, text in host.settings.items() if name not in ("SCHED_PORT", "WORKER_NUM")}
@@ -29,8 +29,8 @@ def other(tmp_path: Path, warm_commands: WarmStarter) -> ShellJob:
     return ShellJob(folder, warm_commands)
 
 
-def test_each_host_starts_its_share_and_what_dies_of_it_again(job: ShellJob, other: ShellJob) -> None:
-    second = started(other, job.port, 1, *UNTIL_TOLD)  # it waits for the scheduler, which comes later
+def test_each_host_starts_and_restarts_its_share(job: ShellJob, other: ShellJob) -> None:
+    second = started(other, job.port, 1, *UNTIL_TOLD)  # it waits for the scheduler, which starts later
     first = started(job, job.port, 0, *UNTIL_TOLD)
     try:
         for shell in (first, second):

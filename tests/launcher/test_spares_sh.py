@@ -1,4 +1,4 @@
-"""Spares and elastic worlds through the shell: who takes whose place, who joins or leaves, who comes back as what."""
+"""Spares and elastic worlds through the shell: replacements, growth, shrinking and returning nodes."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ ELASTIC = {"WORKER_NUM": "2", "MIN_WORKER_NUM": "1", "MAX_WORKER_NUM": "4", "SHR
 
 
 def is_warm(view: JobView) -> bool:
-    """Three workers train, and a spare waits."""
+    """Return whether three workers train and a spare waits."""
     waiting = [spare.node for spare in view.spares if spare.activity == "waiting"]
     return view.phase == "training" and view.alive == 3 and view.step >= 3 and len(waiting) == view.spares_alive == 1
 
 
 def trains(view: JobView, size: int, nodes: set[str]) -> bool:
-    """So many workers, these, train in a generation of their own."""
+    """Return whether these workers train in a generation of this size."""
     members = {worker.node for worker in view.workers if not worker.is_joining}
     return (view.phase, view.world_size, view.alive, members) == ("training", size, size, nodes)
 
@@ -35,11 +35,11 @@ def changed(job: ShellJob, before: dict[str, ProcessIdentity]) -> set[str]:
 
 
 def add(job: ShellJob, *words: str) -> Shell:
-    """``add.sh``."""
+    """Call ``add.sh``."""
     return job.shell("bash", str(ROOT / "scripts" / "add.sh"), *words)
 
 
-def test_a_spare_takes_a_dead_workers_place_and_the_job_waits_for_nobody(job: ShellJob) -> None:
+def test_spare_takes_a_dead_workers_place_without_delay(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD, REGISTER_COOLDOWN="3600", **WITH_SPARE)
     shell.wait_for("3 workers, 1 spare and a scheduler of .* started")
     job.wait_view(is_warm)
@@ -62,7 +62,7 @@ def test_a_spare_takes_a_dead_workers_place_and_the_job_waits_for_nobody(job: Sh
     assert "final step=" in job.log("worker_3")
 
 
-def test_the_dead_one_returns_as_a_spare_and_takes_the_next_place(job: ShellJob) -> None:
+def test_dead_worker_returns_as_a_spare_and_takes_the_next_place(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD, **WITH_SPARE)
     job.wait_view(is_warm)
     before = job.identities()
@@ -82,7 +82,7 @@ def test_the_dead_one_returns_as_a_spare_and_takes_the_next_place(job: ShellJob)
     assert shell.end() == 0, shell.text
 
 
-def test_a_spare_that_dies_is_no_event_for_the_job(job: ShellJob) -> None:
+def test_spares_death_does_not_affect_the_job(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD, **WITH_SPARE)
     job.wait_view(is_warm)
     before = job.identities()
@@ -100,7 +100,7 @@ def test_a_spare_that_dies_is_no_event_for_the_job(job: ShellJob) -> None:
 
 
 @pytest.mark.parametrize("by", ["Ctrl-C", "samebits stop"])
-def test_the_end_of_a_job_ends_its_spares(job: ShellJob, by: str) -> None:
+def test_end_of_a_job_ends_its_spares(job: ShellJob, by: str) -> None:
     shell = job.run(*ENDLESS, **WITH_SPARE)
     job.wait_view(is_warm)
     if by == "Ctrl-C":
@@ -113,7 +113,7 @@ def test_the_end_of_a_job_ends_its_spares(job: ShellJob, by: str) -> None:
     assert "stopped by" in job.log("worker_3")
 
 
-def test_a_world_that_grows_shrinks_and_is_brought_back(job: ShellJob) -> None:
+def test_world_that_grows_shrinks_and_is_recovered(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD, **ELASTIC)
     job.wait_view(lambda view: trains(view, 2, {"0", "1"}))
     more = add(job, "2")
@@ -148,7 +148,7 @@ def test_a_world_that_grows_shrinks_and_is_brought_back(job: ShellJob) -> None:
     assert json.loads((job.log_dir / "start.json").read_text())["nodes"] == ["0", "1", "2", "3"]
 
 
-def test_what_a_job_cannot_do_without_is_not_removed(job: ShellJob) -> None:
+def test_needed_worker_is_not_removed(job: ShellJob) -> None:
     shell = job.run(*ENDLESS)
     job.wait_training()
     for words, said in (
@@ -167,7 +167,7 @@ def test_what_a_job_cannot_do_without_is_not_removed(job: ShellJob) -> None:
     assert add(job).end() == 80
 
 
-def test_who_was_added_is_brought_back_although_nobody_follows(job: ShellJob) -> None:
+def test_added_worker_is_recovered_without_a_follower(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD, **ELASTIC)
     job.wait_view(lambda view: trains(view, 2, {"0", "1"}))
     assert add(job).end() == 0
@@ -183,7 +183,7 @@ def test_who_was_added_is_brought_back_although_nobody_follows(job: ShellJob) ->
     assert recover.end() == 0, recover.text
 
 
-def test_a_world_that_is_not_full_begins_after_its_grace(job: ShellJob) -> None:
+def test_incomplete_world_starts_after_its_grace(job: ShellJob) -> None:
     held = job.folder / "held"
     held.touch()
     shell = job.run(

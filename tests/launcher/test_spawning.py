@@ -1,4 +1,4 @@
-"""Processes that a start makes: with what the job was started with, in their place, and none that nobody knows of."""
+"""Starting processes: environment, working folder, pid files, and no process without a record."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def started(log_dir: Path, what: Program, *names: str) -> list[ProcessIdentity]:
 
 
 def ended(identity: ProcessIdentity) -> Death:
-    """Its end, read once it has ended."""
+    """Wait for the end and return its status."""
     assert identity.wait_for_exit(WAIT_S)
     death = reap(identity)
     assert death is not None
@@ -53,7 +53,7 @@ def ended(identity: ProcessIdentity) -> Death:
 
 @pytest.fixture
 def sleeping(tmp_path: Path) -> Iterator[ProcessIdentity]:
-    """A process that was started as worker 0 in the folder ``logs``."""
+    """Return a process that was started as worker 0 in the folder ``logs``."""
     (identity,) = started(tmp_path / "logs", program(tmp_path, SLEEP), "worker_0")
     yield identity
     if identity.is_alive():
@@ -61,7 +61,7 @@ def sleeping(tmp_path: Path) -> Iterator[ProcessIdentity]:
         ended(identity)
 
 
-def test_a_process_is_given_what_its_job_was_started_with_byte_for_byte(tmp_path: Path) -> None:
+def test_process_gets_the_jobs_arguments_and_environment_byte_for_byte(tmp_path: Path) -> None:
     folder, logs = tmp_path / 'it\'s a "folder"', tmp_path / "logs"
     folder.mkdir()
     what = program(folder, SHOW, "", AWKWARD, "--x=1", os.fsdecode(b"caf\xe9"), environment={"DATA_PATH": AWKWARD})
@@ -79,7 +79,7 @@ def test_a_process_is_given_what_its_job_was_started_with_byte_for_byte(tmp_path
     assert logs.stat().st_mode & 0o777 == 0o700
 
 
-def test_the_scheduler_is_told_no_node_whatever_todays_shell_leaks(tmp_path: Path) -> None:
+def test_scheduler_gets_no_node_id_from_the_shell(tmp_path: Path) -> None:
     leaked = {"MS_ROLE": "MS_SCHED", "MS_NODE_ID": "sched", "NODE_ID": "7", "ROLE": "bogus"}
     what = program(tmp_path, SHOW, environment=leaked)
     assert what.words("scheduler") == [sys.executable, "-P", "-m", "samebits", "scheduler"]
@@ -91,7 +91,7 @@ def test_the_scheduler_is_told_no_node_whatever_todays_shell_leaks(tmp_path: Pat
     }
 
 
-def test_a_process_leads_its_session_and_ignores_what_a_terminal_sends(tmp_path: Path) -> None:
+def test_process_leads_its_session_and_ignores_terminal_signals(tmp_path: Path) -> None:
     (identity,) = started(tmp_path / "logs", program(tmp_path, "print(open('/proc/self/status').read())"), "worker_0")
     assert ended(identity) == Death(status=0)
     text = (tmp_path / "logs" / "worker_0.log").read_text()
@@ -103,7 +103,7 @@ def test_a_process_leads_its_session_and_ignores_what_a_terminal_sends(tmp_path:
     assert int(fields["SigBlk"], 16) == 0
 
 
-def test_what_cannot_be_run_is_said_in_its_log(tmp_path: Path) -> None:
+def test_program_that_cannot_run_is_reported_in_its_log(tmp_path: Path) -> None:
     what = Program(tmp_path, str(tmp_path / "no python"), "script.py", (), dict(os.environ), {})
     (identity,) = started(tmp_path / "logs", what, "worker_0")
     assert ended(identity) == Death(status=127)
@@ -111,7 +111,7 @@ def test_what_cannot_be_run_is_said_in_its_log(tmp_path: Path) -> None:
     assert log == f"samebits: {tmp_path}/no python in {tmp_path} cannot be run: No such file or directory\n"
 
 
-def test_todays_environment_is_used_for_nothing_that_a_job_was_started_with(tmp_path: Path) -> None:
+def test_current_environment_does_not_affect_a_restarted_job(tmp_path: Path) -> None:
     kept = JobSpec(tmp_path, "/v/python", "train.py", ("x",), {"OMP_NUM_THREADS": "1"})
     today = {
         "OMP_NUM_THREADS": "7",
@@ -126,10 +126,10 @@ def test_todays_environment_is_used_for_nothing_that_a_job_was_started_with(tmp_
     assert (made.folder, made.interpreter, made.script, made.args) == (tmp_path, "/v/python", "train.py", ("x",))
 
 
-def test_a_start_that_cannot_be_written_down_changes_nothing(
+def test_start_that_cannot_be_recorded_changes_nothing(
     tmp_path: Path, sleeping: ProcessIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where the disk is full: whom the start would have replaced runs on, and nobody new does."""
+    """As on a full disk: the process to be replaced keeps running, and no new one stays."""
 
     def full(*_: object, **__: object) -> Path:
         raise StoreError("no space left")
@@ -144,10 +144,10 @@ def test_a_start_that_cannot_be_written_down_changes_nothing(
     assert read_pid_files(logs, process_names("01")) == {"worker_0": sleeping}
 
 
-def test_whose_pid_cannot_be_written_down_does_not_stay(tmp_path: Path) -> None:
+def test_process_whose_pid_cannot_be_recorded_is_ended(tmp_path: Path) -> None:
     logs = tmp_path / "logs"
     identities: list[ProcessIdentity] = []
-    before = children()  # other tests' starters, for one
+    before = children()  # starters of other tests, for example
     with reserved(logs, ["worker_0", "worker_1"]) as berths:
         (logs / "worker_1.pid").mkdir()
         with pytest.raises(StoreError, match=r"worker_1\.pid"):
@@ -166,12 +166,12 @@ def test_whose_pid_cannot_be_written_down_does_not_stay(tmp_path: Path) -> None:
 
 
 def children() -> list[int]:
-    """Of this thread, also those that have ended (proc(5))."""
+    """Return the children of this thread, including ended ones (proc(5))."""
     return [int(pid) for pid in Path(f"/proc/self/task/{threading.get_native_id()}/children").read_text().split()]
 
 
 @pytest.mark.parametrize("name", ["worker_0.log", "start.lock"])
-def test_a_planted_link_is_not_written_through(tmp_path: Path, name: str) -> None:
+def test_planted_link_is_not_followed(tmp_path: Path, name: str) -> None:
     logs, victim = tmp_path / "logs", tmp_path / "victim"
     logs.mkdir(mode=0o700)
     victim.write_text("mine\n")
@@ -182,7 +182,7 @@ def test_a_planted_link_is_not_written_through(tmp_path: Path, name: str) -> Non
     assert victim.read_text() == "mine\n"
 
 
-def test_one_starts_processes_at_a_time(tmp_path: Path) -> None:
+def test_one_process_starts_others_at_a_time(tmp_path: Path) -> None:
     text = (
         "import sys; from pathlib import Path; from samebits.launcher.spawning import StartLock\n"
         "with StartLock(Path(sys.argv[1])): print('in', flush=True)"
@@ -202,7 +202,7 @@ def test_one_starts_processes_at_a_time(tmp_path: Path) -> None:
         assert second.communicate(timeout=WAIT_S)[0] == "in\n"
 
 
-def test_a_pid_file_that_others_may_write_names_nobody(tmp_path: Path, sleeping: ProcessIdentity) -> None:
+def test_pid_file_that_others_may_write_names_no_process(tmp_path: Path, sleeping: ProcessIdentity) -> None:
     write_pid_file(tmp_path / "logs" / "worker_1.pid", sleeping)
     (tmp_path / "logs" / "worker_1.pid").chmod(0o666)
     with pytest.raises(StoreError, match=r"worker_1\.pid: others may write it \(mode 0666\)"):
@@ -210,10 +210,10 @@ def test_a_pid_file_that_others_may_write_names_nobody(tmp_path: Path, sleeping:
 
 
 @pytest.mark.parametrize("by_another_thread", [False, True])
-def test_a_signal_that_comes_while_somebody_begins_to_listen_wakes_him(
+def test_signal_that_arrives_while_listening_begins_wakes_the_follower(
     monkeypatch: pytest.MonkeyPatch, by_another_thread: bool
 ) -> None:
-    """Between the handler and the descriptor that is polled: else the job would run on after a Ctrl-C."""
+    """It arrives between the handler's check and the poll; missed, the job would run on after a Ctrl-C."""
     listen = signal.set_wakeup_fd
 
     def interrupt() -> None:
@@ -249,7 +249,7 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize("dies", [False, True])
-def test_what_was_started_dies_with_its_starter_where_that_is_asked_for(dies: bool, tmp_path: Path) -> None:
+def test_processes_die_with_their_starter_on_request(dies: bool, tmp_path: Path) -> None:
     program(tmp_path, SLEEP)
     environment = {**os.environ, "DIE_WITH_ME": str(int(dies))}
     words = [sys.executable, "-c", STARTER, str(tmp_path)]

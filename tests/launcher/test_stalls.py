@@ -1,4 +1,4 @@
-"""Where workers are when the job does not come on: whom a follower looks at, what it says and keeps, whom it ends."""
+"""Stalls: which workers a follower examines, what it prints and saves, and which it ends."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def dump(line: int) -> str:
 
 
 class Host:
-    """What is to be seen of the processes of one host; asking is counted."""
+    """The observable state of one host's processes; examinations are counted."""
 
     def __init__(self) -> None:
         self.answers: dict[int, Answer] = {}
@@ -73,9 +73,7 @@ def looked(stalls: Stalls, told: JobView, now: float = 0.0, *, may_end: bool = F
     return found.lines, [identity.pid for identity in found.end]
 
 
-def test_the_culprit_is_said_with_its_line_and_the_threads_of_it_and_of_one_that_waits_are_kept(
-    tmp_path: Path, host: Host
-) -> None:
+def test_culprit_is_named_with_its_line_and_stacks_are_saved(tmp_path: Path, host: Host) -> None:
     lines, _ = looked(stalls_in(tmp_path, host), standing())
     file = tmp_path / FOLDER / "step-40-rank-2.txt"
     assert lines == [f"worker 2 (rank 2, pid 102) is in train.py:46 in train; its threads: {file}"]
@@ -86,7 +84,7 @@ def test_the_culprit_is_said_with_its_line_and_the_threads_of_it_and_of_one_that
     assert (tmp_path / FOLDER).stat().st_mode & 0o777 == 0o700
 
 
-def test_a_standstill_is_looked_at_once_and_the_next_one_again(tmp_path: Path, host: Host) -> None:
+def test_each_standstill_is_examined_once(tmp_path: Path, host: Host) -> None:
     stalls = stalls_in(tmp_path, host)
     assert len(looked(stalls, standing())[0]) == 1
     assert looked(stalls, standing()) == ([], [])
@@ -116,13 +114,15 @@ def test_a_standstill_is_looked_at_once_and_the_next_one_again(tmp_path: Path, h
         (None, Answer(silence=Silence.NO_CHANNEL), "is not heard of; its threads: {}"),
     ],
 )
-def test_a_silent_one_is_told_apart(sight: Sight | None, answer: Answer, said: str, tmp_path: Path, host: Host) -> None:
+def test_silent_process_is_classified(
+    sight: Sight | None, answer: Answer, said: str, tmp_path: Path, host: Host
+) -> None:
     host.sights[102], host.answers[102] = sight, answer
     (line,), _ = looked(stalls_in(tmp_path, host), standing(replace(STALL, silent=("2",))))
     assert line.startswith("worker 2 (rank 2, pid 102) " + said.format(tmp_path / FOLDER / "step-40-rank-2.txt"))
 
 
-def test_those_of_other_hosts_are_left_to_whoever_follows_there(tmp_path: Path, host: Host) -> None:
+def test_processes_of_other_hosts_are_left_to_their_followers(tmp_path: Path, host: Host) -> None:
     stalls = stalls_in(tmp_path, host)
     stalls.look(standing(), {"2": process(999)}, 0.0)
     stalls.wait()
@@ -141,12 +141,12 @@ def test_files_are_few_and_short_and_others_in_the_folder_stay(tmp_path: Path, h
     assert tmp_path / FOLDER / "step-19-rank-2.txt" in kept and (tmp_path / FOLDER / "notes.txt").read_text() == "mine"
 
 
-def test_a_folder_that_is_none_costs_the_file_and_not_the_sentence(tmp_path: Path, host: Host) -> None:
+def test_missing_folder_costs_the_file_but_not_the_message(tmp_path: Path, host: Host) -> None:
     (tmp_path / FOLDER).symlink_to("/nowhere")
     assert looked(stalls_in(tmp_path, host), standing())[0] == ["worker 2 (rank 2, pid 102) is in train.py:46 in train"]
 
 
-def test_a_lost_process_that_runs_on_is_looked_at_a_moment_later(tmp_path: Path, host: Host) -> None:
+def test_lost_process_that_still_runs_is_examined_shortly_after(tmp_path: Path, host: Host) -> None:
     stalls, lost = stalls_in(tmp_path, host), standing(None, n2=Presence.LOST)
     host.sights[102] = Sight(Doing.STOPPED)
     assert looked(stalls, lost, 0.0) == ([], []), "it may be ending"
@@ -160,14 +160,14 @@ def test_a_lost_process_that_runs_on_is_looked_at_a_moment_later(tmp_path: Path,
     [
         (Sight(Doing.STOPPED), True),
         (Sight(Doing.RUNS, 60.0), True),
-        (Sight(Doing.RUNS, 0.1), False),  # cut off: another one here would be, too
+        (Sight(Doing.RUNS, 0.1), False),  # cut off: a replacement here would be, too
         (Sight(Doing.DISK, 60.0), False),  # no signal reaches it
-        (Sight(Doing.TRACED), False),  # somebody looks at it
+        (Sight(Doing.TRACED), False),  # a debugger is attached
         (Sight(Doing.RUNS), False),
         (None, False),
     ],
 )
-def test_who_cannot_end_by_itself_is_ended_once_patience_is_over(
+def test_process_that_cannot_end_is_ended_after_the_timeout(
     sight: Sight | None, ends: bool, tmp_path: Path, host: Host
 ) -> None:
     stalls, lost = stalls_in(tmp_path, host), standing(None, n2=Presence.LOST)
@@ -178,7 +178,7 @@ def test_who_cannot_end_by_itself_is_ended_once_patience_is_over(
     assert looked(stalls, lost, LEAST_PATIENCE_S + 9, may_end=True)[1] == [], "once"
 
 
-def test_step_timeout_fixes_the_patience(tmp_path: Path, host: Host) -> None:
+def test_step_timeout_sets_the_timeout(tmp_path: Path, host: Host) -> None:
     stalls, lost = stalls_in(tmp_path, host, step_timeout_s=2.0), standing(None, n2=Presence.LOST)
     host.sights[102] = Sight(Doing.STOPPED)
     looked(stalls, lost, 0.0, may_end=True)
@@ -190,7 +190,7 @@ def test_step_timeout_fixes_the_patience(tmp_path: Path, host: Host) -> None:
 
 
 @pytest.mark.parametrize(("changes", "may_end"), [({"hang": "tell"}, True), ({}, False)])
-def test_nobody_is_ended_who_is_only_to_be_told_or_would_not_be_replaced(
+def test_process_that_would_not_be_replaced_is_not_ended(
     changes: dict[str, str], may_end: bool, tmp_path: Path, host: Host
 ) -> None:
     stalls, lost = stalls_in(tmp_path, host, **changes), standing(None, n2=Presence.LOST)
@@ -199,7 +199,7 @@ def test_nobody_is_ended_who_is_only_to_be_told_or_would_not_be_replaced(
         assert looked(stalls, lost, now, may_end=may_end)[1] == []
 
 
-def test_who_goes_on_or_comes_back_meanwhile_is_left_alone(tmp_path: Path, host: Host) -> None:
+def test_process_that_resumes_or_is_replaced_meanwhile_is_left_alone(tmp_path: Path, host: Host) -> None:
     stalls, lost = stalls_in(tmp_path, host), standing(None, n2=Presence.LOST)
     host.sights[102] = Sight(Doing.STOPPED)
     looked(stalls, lost, 0.0, may_end=True)
@@ -208,10 +208,10 @@ def test_who_goes_on_or_comes_back_meanwhile_is_left_alone(tmp_path: Path, host:
     assert looked(stalls, lost, 100.0, may_end=True)[1] == []
     host.sights[102] = Sight(Doing.STOPPED)
     looked(stalls, standing(None), 101.0, may_end=True)
-    assert looked(stalls, lost, 102.0, may_end=True)[1] == [], "its patience begins anew"
+    assert looked(stalls, lost, 102.0, may_end=True)[1] == [], "its timeout starts over"
 
 
-def test_a_journal_or_nothing_says_nothing(tmp_path: Path, host: Host) -> None:
+def test_journal_or_nothing_reports_no_stall(tmp_path: Path, host: Host) -> None:
     stalls = stalls_in(tmp_path, host)
     stalls.look(None, HERE, 0.0)
     stalls.look(replace(standing(), from_journal=True), HERE, 0.0)

@@ -1,4 +1,4 @@
-"""A supervised job through the shell: whatever is killed comes back without a person, and nobody waits 30 s for it."""
+"""A supervised job through the shell: everything that is killed is restarted without delay."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SUPERVISED = {"MAX_RESTARTS": "100", "REGISTER_COOLDOWN": "3600"}
 
 
 def trains(view: JobView, *nodes: str) -> bool:
-    """These nodes train, in the order of their slots."""
+    """Return whether these nodes train, in the order of their slots."""
     return (view.phase, view.alive) == ("training", 3) and tuple(worker.node for worker in view.workers) == nodes
 
 
-def test_whatever_is_killed_comes_back_without_a_person(job: ShellJob) -> None:
+def test_everything_killed_is_restarted_automatically(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD, **SUPERVISED)
     job.wait_training()
     job.kill("worker_1")
@@ -50,7 +50,7 @@ def test_whatever_is_killed_comes_back_without_a_person(job: ShellJob) -> None:
     assert "took slot 0 of worker" not in recover.text
 
 
-def test_who_is_stopped_is_named_ended_and_replaced(job: ShellJob) -> None:
+def test_stopped_worker_is_named_ended_and_replaced(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD, **SUPERVISED, STEP_TIMEOUT="1")
     job.wait_training()
     stopped = job.kill("worker_1", signal.SIGSTOP)
@@ -67,7 +67,7 @@ def test_who_is_stopped_is_named_ended_and_replaced(job: ShellJob) -> None:
     assert shell.end() == 0, shell.text
 
 
-def test_a_job_outlives_the_removal_of_its_recovery_folder(job: ShellJob) -> None:
+def test_job_survives_the_removal_of_its_recovery_folder(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD, **SUPERVISED)
     began = job.wait_training()
     remove_folder(job.folder / "recovery")
@@ -88,7 +88,7 @@ NODE_TIMEOUT_S = 1.0
 
 
 def kill_all_while_imports_are_slow(job: ShellJob) -> Shell:
-    """A supervised job whose workers were all killed, and whose replacements import until ``importing`` is removed."""
+    """Kill all workers of a supervised job whose replacements import until ``importing`` is removed."""
     slow = {**SUPERVISED, "NODE_TIMEOUT": str(NODE_TIMEOUT_S)}
     shell = job.run(*UNTIL_TOLD, "--not-while", "importing", **slow)
     job.wait_training()
@@ -98,7 +98,7 @@ def kill_all_while_imports_are_slow(job: ShellJob) -> Shell:
     return shell
 
 
-def test_replacements_that_import_for_long_are_waited_for(job: ShellJob) -> None:
+def test_replacements_with_long_imports_are_waited_for(job: ShellJob) -> None:
     shell = kill_all_while_imports_are_slow(job)
     time.sleep(4 * NODE_TIMEOUT_S)  # the imports
     assert "scheduler" in job.running(), job.log("scheduler")
@@ -108,7 +108,7 @@ def test_replacements_that_import_for_long_are_waited_for(job: ShellJob) -> None
     assert shell.end() == 0, shell.text
 
 
-def test_replacements_that_start_when_the_job_ends_are_not_left_behind(job: ShellJob) -> None:
+def test_replacements_starting_when_the_job_ends_are_not_left_behind(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD, "--not-while", "importing", **SUPERVISED, RESET_LIMIT="1")
     job.wait_training()
     job.kill("worker_1")
@@ -121,7 +121,7 @@ def test_replacements_that_start_when_the_job_ends_are_not_left_behind(job: Shel
 
 
 @pytest.mark.thorough
-def test_where_asked_for_all_dies_with_the_supervisor(job: ShellJob) -> None:
+def test_everything_dies_with_the_supervisor_on_request(job: ShellJob) -> None:
     shell = job.run(*UNTIL_TOLD, options=(), **SUPERVISED, DIE_WITH_ME="1")
     job.wait_training()
     job.kill("worker_1")
@@ -134,8 +134,8 @@ def test_where_asked_for_all_dies_with_the_supervisor(job: ShellJob) -> None:
     assert all(identity.wait_for_exit(WAIT_S) for identity in started.values())
 
 
-def test_a_scheduler_that_cannot_start_is_reported_once_and_the_job_can_be_stopped(job: ShellJob) -> None:
-    """RECOVERY_PATH is unusable for a while: training goes on, and stop reaches what starts all again."""
+def test_failing_scheduler_start_is_reported_once_and_the_job_can_be_stopped(job: ShellJob) -> None:
+    """RECOVERY_PATH is unusable for a while. Training continues, and stop reaches the supervisor."""
     shell = job.run(*UNTIL_TOLD, **SUPERVISED)
     job.wait_training()
     recovery = job.folder / "recovery"

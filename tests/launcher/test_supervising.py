@@ -1,4 +1,4 @@
-"""The supervisor's hand: whom it starts, under which name, and what is left in the folder for the next one."""
+"""The supervisor: what it starts under which name, and what it leaves for the next supervisor."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KILLED = Loss(Sort.OUTSIDE)
 
 
 class Folder:
-    """A job's log folder of three nodes; who is started in it is this very process, by another name."""
+    """A log folder of a job of three nodes. Every started node is this process under another name."""
 
     def __init__(self, path: Path) -> None:
         self.log_dir = path / "device"
@@ -50,7 +50,7 @@ class Folder:
         return ProcessIdentity.current().pid
 
     def begin(self) -> None:
-        """The launcher has left its token, and somebody has a seat."""
+        """Let the launcher leave its token and a worker get a seat."""
         owner.make_token(self.log_dir)
         claim_folder(self.log_dir, JOB, "train.py")
 
@@ -73,7 +73,7 @@ def folder(tmp_path: Path) -> Iterator[Folder]:
     found.supervisor.let_go()
 
 
-def test_a_dead_worker_is_replaced_by_a_node_of_its_own(folder: Folder) -> None:
+def test_dead_worker_is_replaced_by_a_new_node(folder: Folder) -> None:
     folder.begin()
     folder.dies("worker_1")
     assert folder.start() == [Started("worker_1", "worker_1.1")]
@@ -85,7 +85,7 @@ def test_a_dead_worker_is_replaced_by_a_node_of_its_own(folder: Folder) -> None:
 
 
 @pytest.mark.parametrize("lacks", ["a token", "an owner", "its own job"])
-def test_where_nothing_can_be_proved_the_node_itself_comes_again(folder: Folder, lacks: str) -> None:
+def test_without_a_proof_the_node_itself_is_restarted(folder: Folder, lacks: str) -> None:
     if lacks != "a token":
         owner.make_token(folder.log_dir)
     if lacks != "an owner":
@@ -95,7 +95,7 @@ def test_where_nothing_can_be_proved_the_node_itself_comes_again(folder: Folder,
     assert folder.nodes == ("0", "1", "2")
 
 
-def test_the_bound_is_the_places_whatever_its_process_is_called(folder: Folder) -> None:
+def test_restart_limit_counts_for_the_place_whatever_the_node_is_called(folder: Folder) -> None:
     folder.begin()
     for name in ("worker_1", "worker_1.1", "worker_1.2", "worker_1.3"):
         folder.dies(name)
@@ -106,7 +106,7 @@ def test_the_bound_is_the_places_whatever_its_process_is_called(folder: Folder) 
     assert "MAX_RESTARTS=3" in verdict_of(given_up).cause and verdict_of(given_up).exit_code == 77
 
 
-def test_a_scheduler_whose_port_another_process_has_stays_due(folder: Folder) -> None:
+def test_scheduler_whose_port_is_taken_stays_due(folder: Folder) -> None:
     folder.begin()
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
@@ -120,7 +120,7 @@ def test_a_scheduler_whose_port_another_process_has_stays_due(folder: Folder) ->
         assert folder.supervisor.is_at_it()
 
 
-def test_an_error_of_its_own_waits_a_moment_and_the_second_one_ends_the_job(folder: Folder) -> None:
+def test_script_error_waits_briefly_and_the_second_one_ends_the_job(folder: Folder) -> None:
     error = Loss(Sort.OWN, "ValueError: x", 7)
     folder.dies("worker_1", error, status=1)
     assert folder.start(OWN_ERROR_WAIT_S / 2) == []
@@ -131,13 +131,13 @@ def test_an_error_of_its_own_waits_a_moment_and_the_second_one_ends_the_job(fold
     assert given_up is not None and verdict_of(given_up).exit_code == ScriptFailedError.exit_code
 
 
-def test_what_cannot_help_leaves_with_its_own_status(folder: Folder) -> None:
+def test_hopeless_failure_ends_with_its_own_status(folder: Folder) -> None:
     folder.dies("worker_1", Loss(Sort.HOPELESS), status=SettingsError.exit_code)
     given_up = folder.supervisor.given_up()
     assert given_up is not None and verdict_of(given_up).exit_code == SettingsError.exit_code
 
 
-def test_who_was_brought_back_or_removed_meanwhile_is_left_alone(folder: Folder) -> None:
+def test_process_restarted_or_removed_meanwhile_is_left_alone(folder: Folder) -> None:
     folder.dies("worker_1")
     folder.dies("worker_2")
     (folder.log_dir / "worker_1.pid").write_text(ProcessIdentity.current().to_line())
@@ -147,7 +147,7 @@ def test_who_was_brought_back_or_removed_meanwhile_is_left_alone(folder: Folder)
     assert folder.start() == [] and folder.spawned == []
 
 
-def test_while_somebody_else_starts_processes_it_comes_back_in_a_moment(folder: Folder) -> None:
+def test_supervisor_retries_soon_while_another_process_starts_some(folder: Folder) -> None:
     folder.dies("worker_1")
     with StartLock(folder.log_dir):
         assert folder.start() == []
@@ -166,7 +166,7 @@ def test_one_supervisor_at_a_time_and_the_next_takes_over(folder: Folder) -> Non
     other.let_go()
 
 
-def test_a_start_that_fails_leaves_the_nodes_as_they_were_and_is_tried_again(
+def test_failed_start_leaves_the_nodes_unchanged_and_is_retried(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.begin()
@@ -190,7 +190,7 @@ def test_a_start_that_fails_leaves_the_nodes_as_they_were_and_is_tried_again(
     assert folder.nodes == ("0", "1.1", "2.1")
 
 
-def test_a_start_that_keeps_failing_is_tried_ever_more_slowly_and_told_once(
+def test_start_that_keeps_failing_is_retried_less_often_and_reported_once(
     folder: Folder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder.begin()
@@ -221,7 +221,7 @@ def test_a_start_that_keeps_failing_is_tried_ever_more_slowly_and_told_once(
         folder.start(now)
 
 
-def test_a_token_that_others_may_have_written_is_not_believed(folder: Folder) -> None:
+def test_token_that_others_may_have_written_is_refused(folder: Folder) -> None:
     folder.begin()
     (folder.log_dir / owner.TOKEN_FILE).chmod(0o666)
     with pytest.raises(StoreError, match="others may write it"):
@@ -234,7 +234,7 @@ def test_a_token_that_others_may_have_written_is_not_believed(folder: Folder) ->
             owner.read_token(folder.log_dir)
 
 
-def test_a_replacement_is_started_on_the_host_of_the_one_that_died(tmp_path: Path) -> None:
+def test_replacement_is_started_on_the_dead_workers_host(tmp_path: Path) -> None:
     folder = Folder(tmp_path)
     folder.begin()
     kept = job_spec.read(folder.log_dir)

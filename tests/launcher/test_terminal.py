@@ -1,4 +1,4 @@
-"""A follower on a real terminal: its line is drawn every second and never wraps, and Ctrl-C asks."""
+"""A follower on a real terminal: its line is redrawn every second and never wraps, and Ctrl-C asks."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LEADS_A_SESSION = (
 
 
 class Terminal:
-    """A pseudo-terminal of some width, a command in its foreground, and all that was drawn on it."""
+    """A pseudo-terminal of a given width with a command in its foreground; records all that is drawn."""
 
     def __init__(self, job: ShellJob, columns: int, *words: str) -> None:
         self._ours, theirs = pty.openpty()
@@ -47,7 +47,7 @@ class Terminal:
         self.text = ""
 
     def wait_for(self, pattern: str, begin: int = 0) -> int:
-        """Until it was drawn after ``begin``; returns where that ends."""
+        """Wait until it is drawn after ``begin``; return where it ends."""
         deadline = time.monotonic() + WAIT_S
         while (found := re.compile(pattern).search(self.text, begin)) is None:
             left = deadline - time.monotonic()
@@ -59,7 +59,7 @@ class Terminal:
         ready, _, _ = select.select([self._ours], [], [], at_most_s)
         try:
             data = os.read(self._ours, 65536) if ready else b""
-        except OSError:  # everybody has closed it
+        except OSError:  # every holder has closed it
             return False
         self.text += data.decode(errors="replace")
         return bool(data)
@@ -80,7 +80,7 @@ class Terminal:
         return status
 
     def lines(self) -> list[str]:
-        """Everything that stood on a line of its own at some time."""
+        """Return everything that ever stood on a line of its own."""
         return [line for line in re.split(r"\r\x1b\[K|\r\n", self.text) if line]
 
 
@@ -110,7 +110,7 @@ def test_ctrl_c_asks_d_leaves_the_job_running_and_a_second_one_ends_it(job: Shel
     at = again.wait_for("ends the job", at)
     again.types("\x03")
     at = again.wait_for("ends the job|ending the job", at)
-    while not again.text[:at].endswith("ending the job"):  # the machine took 3 s between both: it asks again
+    while not again.text[:at].endswith("ending the job"):  # the machine took 3 s in between, so it asks again
         again.types("\x03")
         at = again.wait_for("ends the job|ending the job", at)
     assert again.end() == 78, again.text
@@ -121,7 +121,7 @@ def test_ctrl_c_asks_d_leaves_the_job_running_and_a_second_one_ends_it(job: Shel
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("columns", [80, 200])
-def test_the_line_follows_the_jobs_own_steps_and_says_no_more_than_they_are(job: ShellJob, columns: int) -> None:
+def test_line_shows_exactly_the_jobs_own_steps(job: ShellJob, columns: int) -> None:
     terminal = Terminal(job, columns, *run_words())
     terminal.wait_for(r"step [1-9]")
     for _ in range(5):

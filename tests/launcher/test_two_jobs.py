@@ -1,4 +1,4 @@
-"""Two jobs on one machine: each keeps to its own scheduler, its own port and its own folder."""
+"""Two jobs on one machine: each uses its own scheduler, port and folder."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ pytestmark = pytest.mark.system
 
 
 def without_port(job: ShellJob) -> ShellJob:
-    """The same job, for the port that `run` chooses."""
+    """Return the same job with the port that `run` chooses."""
     del job.settings["SCHED_PORT"]
     return job
 
 
 def started_as(job: ShellJob) -> dict[str, object]:
-    """Return how the job was started, as it is kept for `recover`."""
+    """Return how the job was started, as saved for `recover`."""
     content = json.loads((job.log_dir / "start.json").read_text())
     assert isinstance(content, dict)
     return content
@@ -34,15 +34,15 @@ def started_as(job: ShellJob) -> dict[str, object]:
 
 @contextlib.contextmanager
 def taken_default_port() -> Iterator[None]:
-    """Hold the default port, unless another process holds it already."""
+    """Hold the default port unless another process does."""
     with contextlib.ExitStack() as stack:
         with contextlib.suppress(OSError):
             stack.enter_context(socket.create_server(("127.0.0.1", 8118)))
         yield
 
 
-def test_two_jobs_that_start_at_the_same_moment_do_not_mix(new_job: Callable[..., ShellJob]) -> None:
-    """Each has the number of steps that it was started with, and neither has a worker of the other one."""
+def test_two_jobs_started_at_the_same_time_do_not_mix(new_job: Callable[..., ShellJob]) -> None:
+    """Each makes the number of steps that it was started with, and neither has a worker of the other."""
     jobs = {steps: without_port(new_job(f"of {steps} steps")) for steps in (30, 50)}
     shells = {steps: job.run("--steps", str(steps)) for steps, job in jobs.items()}
     for steps, job in jobs.items():
@@ -56,8 +56,8 @@ def test_two_jobs_that_start_at_the_same_moment_do_not_mix(new_job: Callable[...
     assert started_as(jobs[30])["job"] != started_as(jobs[50])["job"]
 
 
-def test_a_worker_of_another_launcher_is_refused(job: ShellJob) -> None:
-    """It would take the seat of a spare: nothing but the job's id tells it apart."""
+def test_worker_of_another_launcher_is_refused(job: ShellJob) -> None:
+    """It would become a spare: only the job's id tells it apart."""
     job.settings["SPARE_NUM"] = "2"
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
@@ -69,8 +69,8 @@ def test_a_worker_of_another_launcher_is_refused(job: ShellJob) -> None:
     assert shell.end() == 0, shell.text
 
 
-def test_a_job_that_lost_its_default_port_to_another_one_is_recovered_on_a_free_one(job: ShellJob) -> None:
-    """Everything of the job is dead, so that no process knows the old port."""
+def test_job_that_lost_its_default_port_is_recovered_on_a_free_one(job: ShellJob) -> None:
+    """Everything of the job is dead, so no process knows the old port."""
     job.settings.pop("SCHED_PORT")
     with taken_default_port():
         shell = job.run(*UNTIL_TOLD)
@@ -89,10 +89,10 @@ def test_a_job_that_lost_its_default_port_to_another_one_is_recovered_on_a_free_
         assert again.end() == 0, again.text
 
 
-def test_a_job_that_lost_its_port_names_the_other_jobs_folder_and_goes_on_once_that_is_stopped(
+def test_job_whose_port_another_job_took_names_its_folder_and_resumes_once_it_stops(
     new_job: Callable[..., ShellJob],
 ) -> None:
-    """Its workers know no other port, so a scheduler on a free one would be of no use."""
+    """Its workers know no other port, so a scheduler on a free one would not help."""
     first, second = new_job("first"), new_job("second")
     second.settings["SCHED_PORT"] = first.settings["SCHED_PORT"]
     second.port = first.port
@@ -116,7 +116,7 @@ def test_a_job_that_lost_its_port_names_the_other_jobs_folder_and_goes_on_once_t
     assert last.end() == 0, last.text
 
 
-def test_a_job_whose_own_port_is_another_process_s_is_not_started(job: ShellJob) -> None:
+def test_job_whose_port_is_taken_is_not_started(job: ShellJob) -> None:
     shell = job.run(*ENDLESS)
     job.wait_training()
     job.kill_everything(shell)
@@ -127,7 +127,7 @@ def test_a_job_whose_own_port_is_another_process_s_is_not_started(job: ShellJob)
         assert job.running() == []
 
 
-def test_what_a_nested_start_is_told_is_its_own(job: ShellJob) -> None:
+def test_nested_start_ignores_the_outer_workers_settings(job: ShellJob) -> None:
     """A launcher inside another job's worker inherits that worker's variables."""
     outer = {"ROLE": "worker", "NODE_ID": "7", "JOB_ID": "outer", f"{PREFIX}JOB_ID": "outer"}
     shell = job.run(*ENDLESS, **outer)
@@ -139,14 +139,14 @@ def test_what_a_nested_start_is_told_is_its_own(job: ShellJob) -> None:
     assert shell.end() == 78
 
 
-def test_a_folder_whose_job_never_began_does_not_recover_another_one(new_job: Callable[..., ShellJob]) -> None:
+def test_folder_whose_job_never_began_does_not_recover_another_one(new_job: Callable[..., ShellJob]) -> None:
     """Both launchers were given one RECOVERY_PATH; only one scheduler can have it."""
     winner, loser = new_job("winner"), new_job("loser")
     loser.settings["RECOVERY_PATH"] = str(winner.folder / "recovery")
     first = winner.run(*UNTIL_TOLD)
     winner.wait_training()
     assert loser.run(*ENDLESS).end() == LockedError.exit_code
-    # As if both had looked for a holder at the same moment, before there was one.
+    # As if both had looked for a holder at the same time, before there was one.
     content = started_as(winner) | {"folder": str(loser.folder), "job": "the-losers"}
     content["environment"] = content["environment"] | {"RECOVERY_PATH": str(winner.folder / "recovery")}  # type: ignore[operator]
     loser.log_dir.mkdir(mode=0o700, exist_ok=True)

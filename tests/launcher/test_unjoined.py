@@ -10,14 +10,14 @@ from tests.launcher.views import process
 
 
 def named_at(silence: Silence, until: float) -> dict[str, float]:
-    """Look whenever that is asked for; the names, each with when it came."""
+    """Examine the workers whenever due; return the names, each with its time."""
     found: dict[str, float] = {}
     while (at := silence.wake_at()) is not None and at <= until:
         found |= dict.fromkeys(silence.due(at), at)
     return found
 
 
-def test_a_process_that_still_imports_is_named_only_once_it_reads_no_more() -> None:
+def test_importing_process_is_named_only_once_it_stops_reading() -> None:
     reads = {100: 0, 101: 0}  # by pid
 
     def read(identity: ProcessIdentity) -> int:
@@ -35,14 +35,14 @@ def test_a_process_that_still_imports_is_named_only_once_it_reads_no_more() -> N
     assert silence.wake_at() is None
 
 
-def test_a_process_that_reads_for_ever_is_named_all_the_same() -> None:
+def test_process_that_reads_forever_is_named_after_all() -> None:
     read = iter(range(0, 1 << 40, LEAST_READ_BYTES))
     silence = Silence(lambda _: next(read))
     silence.began("worker_0", process(100), 0.0)
     assert named_at(silence, 2 * LONGEST_S) == {"worker_0": LONGEST_S}
 
 
-def test_what_a_process_has_read_grows_by_what_it_reads(tmp_path: Path) -> None:
+def test_bytes_read_by_a_process_grow(tmp_path: Path) -> None:
     me = ProcessIdentity.current()
     before = bytes_read(me)
     (tmp_path / "module").write_bytes(bytes(LEAST_READ_BYTES))

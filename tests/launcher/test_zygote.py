@@ -1,4 +1,4 @@
-"""A forked worker is what a plain start makes, sooner; whatever is in the way of a fork is a plain start."""
+"""The zygote: a forked worker equals a plainly started one; anything that prevents a fork starts plainly."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PROBE = Path(__file__).with_name("forked_probe.py")
 
 
 class Nursery:
-    """A zygote, and what came of those that were started."""
+    """A zygote and the results of its starts."""
 
     def __init__(self, folder: Path) -> None:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
@@ -39,7 +39,7 @@ class Nursery:
         assert self.zygote._answers(WAIT_S), (self.folder / "zygote.log").read_text()
 
     def outcome(self, way: Any, program: Program | None = None, name: str = "worker_7") -> tuple[Death, list[str]]:
-        """How the process ended, and the lines of its log."""
+        """Return how the process ended and the lines of its log."""
         log_path = self.folder / f"{len(list(self.folder.iterdir()))}.log"
         log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         identity = ProcessIdentity.of_child(way(program or self.program, name, log))
@@ -64,7 +64,7 @@ def nursery(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery
     found.zygote.end()
 
 
-def test_a_forked_worker_is_what_a_plain_start_makes(nursery: Nursery) -> None:
+def test_forked_worker_equals_a_plainly_started_one(nursery: Nursery) -> None:
     nursery.start()
     seen: list[dict[str, Any]] = []
     unlike: list[dict[str, Any]] = []
@@ -90,7 +90,7 @@ def test_a_forked_worker_is_what_a_plain_start_makes(nursery: Nursery) -> None:
     assert nursery.outcome(nursery.zygote.spawn, failing)[0] == Death(status=3)
     assert nursery.plain == 0
 
-    # Whatever is not as the zygote was started with.
+    # Anything that differs from the zygote's own start.
     others = {**nursery.program.environment, "MALLOC_ARENA_MAX": "1"}
     shadowing = nursery.folder / "shadowing"
     shadowing.mkdir()
@@ -111,7 +111,7 @@ def test_a_forked_worker_is_what_a_plain_start_makes(nursery: Nursery) -> None:
     assert nursery.plain == before + 1
 
 
-def test_a_plain_script_is_started_by_the_launcher_that_holds_its_seat(nursery: Nursery) -> None:
+def test_plain_script_is_started_by_the_launcher_that_holds_its_seat(nursery: Nursery) -> None:
     nursery.program = replace(nursery.program, environment={**nursery.program.environment, "PLAIN": "1"})
     nursery.zygote.start(nursery.program)
     nursery.zygote._answers(WAIT_S)

@@ -1,6 +1,6 @@
-"""A worker without torch: it registers, joins generations, counts steps and leaves, and so starts in a moment.
+"""A worker without torch that starts fast: it registers, joins generations, counts steps and leaves.
 
-Its state is a step counter; nothing is computed, and what is "restored" is the number that the core has picked.
+Its state is a step counter. Nothing is computed; "restoring" sets the number that the core chose.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from samebits.store.owner import claim_folder
 
 
 class LeavingError(Exception):
-    """It was asked to leave, and owes nobody a step."""
+    """It was asked to leave and has no step to finish."""
 
 
 class Departure:
-    """What SIGTERM means to it: it leaves between two steps, or where it waits."""
+    """The reaction to SIGTERM: leave between two steps, or while waiting."""
 
     def __init__(self) -> None:
         self._is_asked = self.waits = False
@@ -130,7 +130,7 @@ def train(agent: Agent, options: argparse.Namespace, claim: Callable[[int], obje
             final = Digest(Point(agent.step, place.generation), FINAL, b"equal")
             return agent.complete(place.generation, agent.step, [final])
         except (GenerationEndedError, HostsUpdatedInterrupt) as ended:
-            if options.fail_at >= 0:  # the error is one that all workers have, whoever is the first
+            if options.fail_at >= 0:  # all workers have this error, whichever is first
                 fail()
             print(f"left generation {place.generation}: {ended}", flush=True)
 

@@ -1,4 +1,4 @@
-"""Values for tests of what is decided on them: views of a job, workers, processes that exist only by name."""
+"""Test values: views of a job, workers, and processes that exist only by name."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ def worker(
     slot: int | None = -1,
     joining: bool = False,
 ) -> WorkerView:
-    """``slot``: the node's number unless another is given; None: a spare, or retired."""
+    """Return a worker.
+
+    ``slot``: the node's number unless another is given; None: a spare, or retired.
+    """
     return WorkerView(
         node=str(node),
         slot=int(node) if slot == -1 else slot,

@@ -1,4 +1,4 @@
-"""``ckpt ls|verify|show|export`` on folders with everything that may lie in them; never changing any of it."""
+"""``ckpt ls|verify|show|export`` on folders with any content, without changing it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Four ranks with a point of step 10 each; three have one of step 20 as well."""
+    """Return checkpoints of four ranks with a point of step 10 each; three have one of step 20 as well."""
     folder = tmp_path / "ckpt_of_rank"
     for rank in range(4):
         save(folder, 10, rank=rank)
@@ -70,7 +70,7 @@ def listed(root: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
     return found
 
 
-def test_ls_lists_every_rank_newest_first_and_what_all_have(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_lists_every_rank_newest_first_and_the_common_point(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(root, "ls") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["slot", "step", "generation", "rank", "size", "age", "state"]
@@ -84,7 +84,7 @@ def test_ls_lists_every_rank_newest_first_and_what_all_have(root: Path, capsys: 
     assert listed(root, capsys)["newest_common"] == {"step": 20, "generation": 1, "world_size": 4}
 
 
-def test_ls_says_what_is_no_whole_point_and_why(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_says_which_points_are_unusable_and_why(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     directory = rank_directory(root, 0)
     (find(root, 20, rank=0).path / MANIFEST).write_bytes(b"torn")
     move_damaged_aside(find(root, 10, rank=0).path)
@@ -106,7 +106,7 @@ def test_ls_says_what_is_no_whole_point_and_why(root: Path, capsys: pytest.Captu
     assert "1 damaged" in text and "1 moved aside" in text
 
 
-def test_ls_knows_a_point_of_another_job_or_slot(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_recognises_a_point_of_another_job_or_slot(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = save(root, 30, rank=0, job="another")
     shutil.copytree(find(root, 20, rank=1).path, rank_directory(root, 3) / find(root, 20, rank=1).path.name)
     points = listed(root, capsys)["points"]
@@ -116,19 +116,19 @@ def test_ls_knows_a_point_of_another_job_or_slot(root: Path, capsys: pytest.Capt
     assert "its manifest is that of slot 1" in wrong[3, 20]
 
 
-def test_ls_of_a_folder_whose_owner_cannot_be_read(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_of_a_folder_with_an_unreadable_owner(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (rank_directory(root, 0) / "owner.json").write_text("{")
     assert "7 whole points" in (run(root, "ls"), capsys.readouterr().out)[1]
 
 
-def test_ls_where_nothing_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ls_of_an_empty_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path / "gone", "ls") == USAGE
     assert "--folder names a job's checkpoint folder" in capsys.readouterr().err
     assert run(tmp_path, "ls") == 0
     assert f"no points in {tmp_path}" in capsys.readouterr().out
 
 
-def test_ls_finds_the_folder_of_the_job_here_and_its_prefixes(
+def test_ls_finds_the_current_jobs_folder_and_its_prefixes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     save(tmp_path / "points" / "big", 10)
@@ -143,7 +143,7 @@ def test_ls_finds_the_folder_of_the_job_here_and_its_prefixes(
 # --- verify -----------------------------------------------------------------------------------------------------------
 
 
-def test_verify_is_0_only_if_every_byte_of_all_is_right(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_returns_0_only_if_every_byte_is_right(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(root, "verify") == 0
     assert capsys.readouterr().out.startswith("7 of 7 points whole; ")
     path = flip(root, 20, rank=1)
@@ -158,7 +158,7 @@ def test_verify_is_0_only_if_every_byte_of_all_is_right(root: Path, capsys: pyte
     assert lines[2].startswith("5 of 7 points whole; ")
 
 
-def test_every_flipped_byte_of_a_data_file_is_found(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_verify_finds_every_flipped_byte_of_a_data_file(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = find(root, 20, rank=0).path / DATA
     for position in range(0, path.stat().st_size, 7):
         change_byte(path, position)
@@ -173,13 +173,13 @@ def test_verify_of_named_points(root: Path, capsys: pytest.CaptureFixture[str]) 
     save(root, 20, 2, rank=1)
     assert run(root, "verify", "0/20", "0/10", "0/10") == 0
     assert "2 of 2 points" in capsys.readouterr().out
-    assert run(root, "verify", "1/20") == DAMAGED, "of several generations all of the step"
+    assert run(root, "verify", "1/20") == DAMAGED, "a step means all its generations"
     assert "1 of 2 points" in capsys.readouterr().out
     assert run(root, "verify", str(find(root, 20, 2, rank=1).path)) == 0
     assert run(root, "verify", str(find(root, 20, 1, rank=1).path)) == DAMAGED
 
 
-def test_verify_of_a_copy_elsewhere_and_of_one_without_a_manifest(
+def test_verify_of_a_moved_point_and_of_one_without_a_manifest(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copy = tmp_path / "kept"
@@ -193,7 +193,7 @@ def test_verify_of_a_copy_elsewhere_and_of_one_without_a_manifest(
 
 
 @pytest.mark.parametrize("name", ["0/30", "9/10", "nowhere", "0/10/1"])
-def test_a_point_that_is_not_there_is_answered_with_what_is(
+def test_missing_point_is_answered_with_the_existing_ones(
     root: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for words in (["verify", name], ["show", name], ["export", name, "x.safetensors"]):
@@ -203,12 +203,12 @@ def test_a_point_that_is_not_there_is_answered_with_what_is(
         assert expected.get(name, "is neither SLOT/STEP, as in 0/120, nor a directory") in told
 
 
-def test_nothing_to_verify_is_not_all_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_to_verify_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(tmp_path, "verify") == USAGE
     assert "no points in" in capsys.readouterr().err
 
 
-def test_a_point_that_its_writer_lets_go_meanwhile_is_not_damaged(
+def test_point_deleted_by_its_writer_meanwhile_is_not_damaged(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     oldest = find(root, 10, rank=0).path
@@ -226,10 +226,10 @@ def test_a_point_that_its_writer_lets_go_meanwhile_is_not_damaged(
 
 
 @pytest.mark.parametrize("times", [verifying.LOOKS - 1, verifying.LOOKS])
-def test_where_all_that_was_listed_is_gone_it_is_listed_anew(
+def test_listing_is_repeated_if_all_listed_points_are_gone(
     times: int, root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A job that saves more often than this machine reads."""
+    """The job saves more often than this machine can read."""
     listings: list[object] = []
 
     def gone(found: checkpoints.FoundPoint) -> bool:
@@ -254,14 +254,14 @@ def test_where_all_that_was_listed_is_gone_it_is_listed_anew(
     assert ("were removed by their writers before they were read" in told.err) is (times == verifying.LOOKS)
 
 
-def test_what_was_moved_aside_is_said_and_not_counted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_points_set_aside_are_reported_but_not_counted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     move_damaged_aside(find(root, 10, rank=0).path)
     assert run(root, "verify") == 0
     assert "1 damaged point that was moved aside earlier not counted" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("is_terminal", [False, True])
-def test_long_reading_says_how_far_it_is_and_how_fast(is_terminal: bool) -> None:
+def test_long_reading_reports_progress_and_speed(is_terminal: bool) -> None:
     class Out(io.StringIO):
         def isatty(self) -> bool:
             return is_terminal
@@ -269,7 +269,7 @@ def test_long_reading_says_how_far_it_is_and_how_fast(is_terminal: bool) -> None
     now_s, out = [100.0], Out()
     progress = Progress(8 << 30, "verifying", out=out, clock=lambda: now_s[0])
     progress.add(1 << 20)
-    assert out.getvalue() == "", "short work says nothing"
+    assert out.getvalue() == "", "short work reports nothing"
     for _ in range(2):
         now_s[0] += 10.0
         progress.add(2 << 30)
@@ -284,7 +284,7 @@ def test_long_reading_says_how_far_it_is_and_how_fast(is_terminal: bool) -> None
 # --- show -------------------------------------------------------------------------------------------------------------
 
 
-def test_show_tells_tensors_and_plain_values(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_prints_tensors_and_plain_values(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(root, "show", "1/20") == 0
     text = capsys.readouterr().out
     assert text.startswith(f"step 20 of generation 1: rank 1 of 4, slot 1, node 1, job {JOB}\n")
@@ -306,7 +306,7 @@ def test_show_as_json_loses_nothing(root: Path, capsys: pytest.CaptureFixture[st
     assert shown["layout"] == LAYOUT
 
 
-def test_show_takes_the_newest_generation_that_can_be_used(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_uses_the_newest_usable_generation(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     newer = save(root, 20, 2, rank=1)
     assert run(root, "show", "1/20") == 0
     assert capsys.readouterr().out.startswith("step 20 of generation 2")
@@ -324,7 +324,7 @@ def test_show_of_a_changed_header_is_refused(root: Path, capsys: pytest.CaptureF
 # --- export -----------------------------------------------------------------------------------------------------------
 
 
-def test_an_export_is_a_plain_safetensors_file_with_every_byte(root: Path, tmp_path: Path) -> None:
+def test_export_is_a_plain_safetensors_file_with_every_byte(root: Path, tmp_path: Path) -> None:
     write_point(root, header_of(30), one_of_each_dtype(), TREE, LAYOUT, chunk_bytes=100)
     found, file = find(root, 30), tmp_path / "out.safetensors"
     assert run(root, "export", "0/30", str(file)) == 0
@@ -343,14 +343,14 @@ def test_an_export_is_a_plain_safetensors_file_with_every_byte(root: Path, tmp_p
         assert data[header_bytes + first : header_bytes + last] == bytes(part.data), name
 
 
-def test_an_export_of_a_point_without_tensors(root: Path, tmp_path: Path) -> None:
+def test_export_of_a_point_without_tensors(root: Path, tmp_path: Path) -> None:
     write_point(root, header_of(30), [], TREE, LAYOUT)
     assert run(root, "export", "0/30", str(tmp_path / "out.safetensors")) == 0
     with safe_open(tmp_path / "out.safetensors", "numpy") as opened:
         assert list(opened.keys()) == []
 
 
-def test_an_existing_file_stays_unless_forced(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_existing_file_is_kept_unless_forced(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "out.safetensors"
     file.write_text("precious")
     assert run(root, "export", "0/20", str(file)) == USAGE
@@ -361,7 +361,7 @@ def test_an_existing_file_stays_unless_forced(root: Path, tmp_path: Path, capsys
 
 
 @pytest.mark.parametrize("word", [[], ["--format", "torch"]])
-def test_a_damaged_point_is_not_exported_and_what_was_there_stays(
+def test_damaged_point_is_not_exported_and_an_existing_file_stays(
     root: Path, tmp_path: Path, word: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     flip(root, 20, rank=1)
@@ -375,7 +375,7 @@ def test_a_damaged_point_is_not_exported_and_what_was_there_stays(
     assert "chunk 2 of 3" in capsys.readouterr().err
 
 
-def test_no_export_into_the_checkpoint_folder_or_nowhere(
+def test_export_into_the_checkpoint_folder_or_a_missing_one_is_refused(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = content_of(root)
@@ -388,10 +388,10 @@ def test_no_export_into_the_checkpoint_folder_or_nowhere(
     assert content_of(root) == before
 
 
-# --- all of it --------------------------------------------------------------------------------------------------------
+# --- all commands -----------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_changed_no_lock_is_taken_and_no_torch_is_loaded(root: Path, tmp_path: Path) -> None:
+def test_commands_change_nothing_take_no_lock_and_load_no_torch(root: Path, tmp_path: Path) -> None:
     lock = DirectoryLock(rank_directory(root, 0), "worker 0")
     lock.acquire(0.0)
     before = content_of(root)
@@ -416,7 +416,7 @@ def test_nothing_is_changed_no_lock_is_taken_and_no_torch_is_loaded(root: Path, 
 
 
 @pytest.mark.parametrize("word", ["ls", "verify", "show", "export"])
-def test_every_word_explains_itself(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_subcommand_has_help(word: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["ckpt", word, "--help"])
     assert ended.value.code == 0
@@ -439,7 +439,7 @@ WORDS: list[tuple[str, ...]] = [
 
 @pytest.fixture
 def forged(tmp_path: Path) -> FoundPoint:
-    """One whole point of a state, to be forged."""
+    """Return a complete point of a state, to be forged."""
     root = tmp_path / "ckpt_of_rank"
     tensors = [TensorPart("weight", "F32", (8, 3), bytes(96))]
     write_point(root, header_of(10), tensors, STATE, {}, chunk_bytes=CHUNK_BYTES)
@@ -448,7 +448,7 @@ def forged(tmp_path: Path) -> FoundPoint:
 
 
 @pytest.mark.parametrize("word", WORDS, ids=" ".join)
-def test_no_forged_manifest_is_more_than_a_sentence(
+def test_every_forged_manifest_is_reported_in_one_sentence(
     forged: FoundPoint, tmp_path: Path, capsys: pytest.CaptureFixture[str], word: tuple[str, ...]
 ) -> None:
     root, whole = forged.path.parent.parent, fields_of(forged)
@@ -472,10 +472,10 @@ def test_no_forged_manifest_is_more_than_a_sentence(
 
 
 @pytest.mark.parametrize("word", WORDS[2:], ids=" ".join)
-def test_a_forged_point_larger_than_memory_is_no_reason_to_ask_for_it(
+def test_forged_size_beyond_memory_allocates_nothing(
     forged: FoundPoint, tmp_path: Path, capsys: pytest.CaptureFixture[str], word: tuple[str, ...]
 ) -> None:
-    """A sparse file of 4 TiB, in one chunk whose hash nobody has computed, and in many."""
+    """A sparse file of 4 TiB, in one chunk with an unverified hash, and in many."""
     size = 4 << 40
     os.truncate(forged.path / DATA, size)
     for chunk_bytes in (size, 1 << 26):

@@ -1,4 +1,4 @@
-"""How values are told: in JSON two different ones never look the same, for people long ones are short."""
+"""Formatting of values: lossless in JSON, short for people."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ TREES = st.recursive(
 
 
 def back(value: object) -> Tree:
-    """The tree that ``jsonable`` was given."""
+    """Return the tree that ``jsonable`` was given."""
     if isinstance(value, list):
         return [back(item) for item in value]
     if not isinstance(value, dict):
@@ -43,12 +43,12 @@ def back(value: object) -> Tree:
 
 
 @given(TREES)
-def test_json_gives_every_tree_back(tree: Tree) -> None:
+def test_json_restores_every_tree(tree: Tree) -> None:
     found = back(json.loads(json.dumps(jsonable(tree), allow_nan=False)))
-    assert repr(found) == repr(tree)  # by repr, for nan is no equal of itself and True is one of 1
+    assert repr(found) == repr(tree)  # by repr, since nan does not equal itself and True equals 1
 
 
-def test_plain_values_go_by_path_and_leave_tensors_out() -> None:
+def test_plain_values_are_listed_by_path_without_tensors() -> None:
     tree = {"model": {"w": {"$tensor": "model.w"}}, "groups": [{"lr": 0.1, "p": list(range(20))}], "empty": {}, 3: b"x"}
     tree["last"] = {"w": {"$tensor": "last.w", "strides": [1, 2]}}
     tree["seen"] = {"$as": "Counter", "items": {"a": 1, "b": 2}}
