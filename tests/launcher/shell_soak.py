@@ -58,7 +58,8 @@ def settings_of(seed: int) -> dict[str, str]:
 class ShellSoak:
     """One job in the shell with random faults.
 
-    Args: job: not yet started, with :func:`settings_of` the seed.
+    Args:
+        job: not yet started, with :func:`settings_of` the seed.
     """
 
     job: ShellJob
@@ -77,7 +78,8 @@ class ShellSoak:
     def run(self) -> None:
         """Run through the faults to the job's end.
 
-        Raises: AssertionError: a promise did not hold; the message has the story.
+        Raises:
+            AssertionError: a promise did not hold; the message has the story.
         """
         self._rng = random.Random(f"faults of {self.seed}")
         self._began = time.monotonic()

@@ -1,4 +1,4 @@
-"""LOSS_ANOMALY=recompute: a loss that was none once leaves no trace in the bits; one that stays ends the script."""
+"""LOSS_ANOMALY=recompute: a transient NaN leaves no trace in the bits; a persistent one ends the script."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECOMPUTED = {"LOSS_ANOMALY": "recompute"}
 BAD = "the loss is not a number"
 
 
-def test_a_transient_error_is_named_and_leaves_no_trace(
+def test_transient_error_is_named_and_leaves_no_trace(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job("--bad", "once", script=SCRIPT, workers=2, settings=RECOMPUTED)
@@ -31,7 +31,7 @@ def test_a_transient_error_is_named_and_leaves_no_trace(
 
 
 @pytest.mark.thorough
-def test_the_same_value_again_ends_the_script(new_job: Callable[..., Job]) -> None:
+def test_persistent_nan_ends_the_script(new_job: Callable[..., Job]) -> None:
     job = new_job("--bad", "always", script=SCRIPT, workers=2, settings=RECOMPUTED)
     job.start()
     assert job.worker(1).wait(60.0) == AnomalyError.exit_code

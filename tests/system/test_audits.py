@@ -1,6 +1,6 @@
-"""AUDIT=50: a gradient that is wrong on one rank, before it is reduced, is found, named, and leaves no trace.
+"""AUDIT=50: a gradient that is wrong before it is reduced is found, named, and leaves no trace.
 
-Each job is of three real processes. At step 50 rank 1 is audited by rank 2, and rank 0 decides.
+Each job has three real processes. At step 50 rank 1 is audited by rank 2, and rank 0 decides.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ AUDITED = {"AUDIT": "50", "REGISTER_COOLDOWN": "0"}
     ],
     ids=["in training", "as it audits"],
 )
-def test_who_errs_is_named_and_leaves_no_trace(
+def test_faulty_rank_is_named_and_leaves_no_trace(
     option: str,
     value: str,
     erred: int,
@@ -45,7 +45,7 @@ def test_who_errs_is_named_and_leaves_no_trace(
     assert not job.matches(erred, "not audited")
 
 
-def test_an_auditor_that_is_killed_as_it_computes_is_an_ordinary_loss(
+def test_auditor_killed_during_its_audit_is_an_ordinary_loss(
     new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job(script=SCRIPT, workers=3, settings={**AUDITED, "DIES": "2"})
@@ -57,10 +57,10 @@ def test_an_auditor_that_is_killed_as_it_computes_is_an_ordinary_loss(
 
 
 @pytest.mark.thorough
-def test_a_device_that_errs_for_good_ends_the_job_and_its_last_clean_audit_is_said(
+def test_permanently_faulty_device_ends_the_job_with_its_last_clean_audit(
     script_job: Callable[..., ScriptJob],
 ) -> None:
-    """Rank 1 is found right at step 50, and wrong at step 200, its next turn; every 20th step is saved."""
+    """Rank 1 passes at step 50 and fails at step 200, its next turn. Every 20th step is saved."""
     job = script_job("--wrong", "1:140", "--always", "--steps", "300", script=SCRIPT, workers=3, settings=AUDITED)
     run = job.run()
     assert run.wait() == UnequalError.exit_code
@@ -72,7 +72,7 @@ def test_a_device_that_errs_for_good_ends_the_job_and_its_last_clean_audit_is_sa
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("workers", [2, 3])
-def test_a_loop_that_cannot_be_audited_ends_audits_and_not_the_job(
+def test_loop_that_cannot_be_audited_ends_the_audits_but_not_the_job(
     workers: int, new_job: Callable[..., Job], undisturbed: Callable[..., str]
 ) -> None:
     job = new_job("--aside", script=SCRIPT, workers=workers, settings=AUDITED)

@@ -1,4 +1,4 @@
-"""Plain mode with a real DDP script and its own ``torch.save``: killed again and again, it ends with the same bits."""
+"""Plain mode with a real DDP script and its own ``torch.save``: killed repeatedly, it ends with the same bits."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def finals(folder: Path) -> set[str]:
 
 
 def wait_for_scripts(folder: Path, known: set[int]) -> list[int]:
-    """The pids of two scripts that have begun, and of which none is known."""
+    """Return the pids of two scripts that have started and are not known yet."""
     deadline = time.monotonic() + WAIT_S
     while True:
         text = logs(folder) if (folder / "device").exists() else ""
@@ -61,7 +61,7 @@ def wait_for_scripts(folder: Path, known: set[int]) -> list[int]:
         time.sleep(0.1)
 
 
-def test_twenty_kills_and_a_new_scheduler_and_the_bits_of_an_undisturbed_run(tmp_path: Path) -> None:
+def test_twenty_kills_and_a_new_scheduler_keep_the_bits(tmp_path: Path) -> None:
     undisturbed = run(tmp_path / "undisturbed", hurry=True)
     assert undisturbed.wait(WAIT_S) == 0, undisturbed.stdout and undisturbed.stdout.read()
     folder = tmp_path / "killed"
