@@ -1,4 +1,4 @@
-"""Copies of a state that is compared: what they are of, how many there are, and that a changed one is none."""
+"""Rollback copies: their content, their number, and that a changed copy is not used."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def points(states: KeptStates) -> list[int]:
     return [one.point.step for one in states._kept]
 
 
-def test_the_copy_has_the_digest_of_what_was_copied_and_stays_as_it_was() -> None:
+def test_copy_has_the_digest_of_the_original_and_stays_unchanged() -> None:
     state, states = made(), KeptStates()
     kept = keep(states, state, 50)
     was = digest_of(parts_of(state.compared()))
@@ -49,7 +49,7 @@ def test_the_copy_has_the_digest_of_what_was_copied_and_stays_as_it_was() -> Non
     assert digest_of(parts_of(state.compared())) != was and digest_of(parts_of(kept.named)) == was and kept.is_sound()
 
 
-def test_a_state_that_becomes_the_copy_is_what_it_was() -> None:
+def test_state_restored_from_the_copy_is_unchanged() -> None:
     state, states = made(), KeptStates()
     kept = keep(states, state, 50)
     weights = [one.clone() for one in state.model.state_dict().values()]
@@ -60,7 +60,7 @@ def test_a_state_that_becomes_the_copy_is_what_it_was() -> None:
 
 
 @pytest.mark.parametrize("what", ["weight", "moment", "exp_avg_sq"])
-def test_a_copy_in_which_a_bit_has_changed_is_none(what: str) -> None:
+def test_copy_with_a_changed_bit_is_not_used(what: str) -> None:
     state, states = made(), KeptStates()
     keep(states, state, 40)
     kept = keep(states, state, 50)
@@ -72,7 +72,7 @@ def test_a_copy_in_which_a_bit_has_changed_is_none(what: str) -> None:
     assert back is not None and back.point == Point(40, 1), "the one before it"
 
 
-def test_what_is_known_to_be_everybodys_is_never_displaced_by_what_is_not() -> None:
+def test_common_copy_is_never_displaced_by_an_unconfirmed_one() -> None:
     state, states = made(), KeptStates()
     for number in (50, 100, 150, 200, 250):
         keep(states, state, number)
@@ -84,7 +84,7 @@ def test_what_is_known_to_be_everybodys_is_never_displaced_by_what_is_not() -> N
     assert points(states) == [250], "of another line"
 
 
-def test_going_back_takes_the_newest_that_is_not_too_new() -> None:
+def test_rollback_uses_the_newest_copy_that_is_not_too_new() -> None:
     state, states = made(), KeptStates()
     for number in (50, 100, 150):
         keep(states, state, number)
@@ -95,7 +95,7 @@ def test_going_back_takes_the_newest_that_is_not_too_new() -> None:
     assert states.go_back(Point(49, 1)) is None
 
 
-def test_a_generation_that_begins_before_it_forgets_it() -> None:
+def test_generation_that_starts_earlier_discards_later_copies() -> None:
     state, states = made(), KeptStates()
     for number in (50, 100):
         keep(states, state, number)
@@ -103,13 +103,13 @@ def test_a_generation_that_begins_before_it_forgets_it() -> None:
     assert points(states) == [50]
 
 
-def test_what_was_not_hashed_yet_is_not_gone_back_to() -> None:
+def test_unhashed_copy_is_not_used() -> None:
     state, states = made(), KeptStates()
     states.keep(Point(50, 1), state.contents(), {}, state.compared())
     assert states.go_back(Point(60, 1)) is None
 
 
-def test_memory_is_used_again() -> None:
+def test_memory_is_reused() -> None:
     state, states = made(), KeptStates()
     for number in (50, 100):
         keep(states, state, number)
@@ -120,7 +120,7 @@ def test_memory_is_used_again() -> None:
     assert third.contents["shared"]["values"]["model"]["0.weight"].data_ptr() == first
 
 
-def test_a_copy_takes_a_quarter_of_the_memory_at_most_of_all_ranks_of_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_use_at_most_a_quarter_of_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     state, states = made(), KeptStates()
     size_bytes = bytes_in(state.contents())
     assert size_bytes >= 4 * 3 * (3 * 2 + 2 + 2 + 2)

@@ -1,4 +1,4 @@
-"""What ``samebits.report`` takes, and what it keeps of it."""
+"""``samebits.report``: accepted values, and which are kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     yield agent
 
 
-def test_the_newest_number_of_each_name_is_kept(agent: Any) -> None:
+def test_newest_number_of_each_name_is_kept(agent: Any) -> None:
     samebits.report(queue=12, pace=torch.tensor([2.5]))
     samebits.report(queue=11)
     assert agent.figures == (Figure("queue", 11.0), Figure("pace", 2.5))
@@ -48,7 +48,7 @@ def test_the_newest_number_of_each_name_is_kept(agent: Any) -> None:
         ({f"x{number}": 1.0 for number in range(MOST + 1)}, "15 names, at most 14"),
     ],
 )
-def test_what_makes_no_sense_is_refused_and_changes_nothing(agent: Any, figures: dict[str, Any], said: str) -> None:
+def test_invalid_value_is_refused_and_changes_nothing(agent: Any, figures: dict[str, Any], said: str) -> None:
     with pytest.raises(UsageError, match=r"^samebits\.report.*Fix: ") as refused:
         samebits.report(**figures)
     assert said in str(refused.value)
@@ -56,7 +56,7 @@ def test_what_makes_no_sense_is_refused_and_changes_nothing(agent: Any, figures:
     assert agent.figures == ()
 
 
-def test_before_init_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_before_init_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(context, "_process", None)
     with pytest.raises(UsageError, match=r"samebits\.init"):
         samebits.report(queue=1)
