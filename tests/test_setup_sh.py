@@ -1,4 +1,4 @@
-"""setup.sh removes nothing that this user did not make, and says beforehand what it will take."""
+"""setup.sh removes nothing that this user did not create, and announces what it will take."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def repository(tmp_path: Path) -> Path:
 
 
 def set_up(repository: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Where it gets as far as that, no Python is found, so nothing is installed."""
+    """Run setup.sh without a usable Python by default, so that it installs nothing."""
     return subprocess.run(
         ["bash", str(repository / "scripts" / "setup.sh")],
         env={**os.environ, "PYTHON": "/no/python", **environment},
@@ -39,12 +39,12 @@ def contents(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*"))
 
 
-def test_what_another_user_made_is_left_alone_and_its_owner_named(repository: Path) -> None:
+def test_other_users_folder_is_left_alone_and_its_owner_named(repository: Path) -> None:
     if os.geteuid() == 0:
         others, owner = repository / ".venv", "UNKNOWN"
         (others / "bin").mkdir(parents=True)
         (others / "pyvenv.cfg").touch()
-        (others / ".samebits-unfinished").touch()  # as if it had been killed in the middle
+        (others / ".samebits-unfinished").touch()  # as if it had been killed midway
         os.chown(others, SOMEBODY, SOMEBODY)
         settings = {}
     else:
@@ -57,8 +57,8 @@ def test_what_another_user_made_is_left_alone_and_its_owner_named(repository: Pa
     assert (contents(others) if before else []) == before
 
 
-def test_a_folder_with_something_else_in_it_is_left_alone(repository: Path, tmp_path: Path) -> None:
-    """As where VENV names a home folder by mistake."""
+def test_folder_with_other_content_is_left_alone(repository: Path, tmp_path: Path) -> None:
+    """For example if VENV names a home folder by mistake."""
     home = tmp_path / "home"
     home.mkdir()
     (home / "thesis.tex").write_text("years of work")
@@ -69,15 +69,15 @@ def test_a_folder_with_something_else_in_it_is_left_alone(repository: Path, tmp_
 
 
 @pytest.mark.parametrize("name", ["", "relative"])
-def test_the_first_time_says_what_it_takes_before_anything_else(repository: Path, name: str) -> None:
+def test_first_run_announces_its_cost_before_anything_else(repository: Path, name: str) -> None:
     done = set_up(repository, **({"VENV": name} if name else {}))
     size = "1.2 GB, 40 to 380 s (5 GB and longer with a torch for CUDA)"
     assert done.stdout.splitlines()[0].endswith(f"downloaded and installed: {size}")
     assert "no Python from 3.11 to 3.14 among /no/python" in done.stderr
 
 
-def test_what_an_environment_was_given_it_keeps(repository: Path) -> None:
-    """As where run.sh meets new constraints in an environment that was made with --dev."""
+def test_environment_keeps_its_extras(repository: Path) -> None:
+    """For example when run.sh meets new constraints in an environment made with --dev."""
     calls = repository / "calls"
     python = repository / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
@@ -96,8 +96,8 @@ def test_what_an_environment_was_given_it_keeps(repository: Path) -> None:
     assert not calls.exists()  # nothing is left to do
 
 
-def test_a_python_without_ensurepip_is_told_debians_package(repository: Path, tmp_path: Path) -> None:
-    """As on Debian without python3-venv; an environment that is there already needs no ensurepip."""
+def test_python_without_ensurepip_gets_debians_package_named(repository: Path, tmp_path: Path) -> None:
+    """As on Debian without python3-venv; an existing environment needs no ensurepip."""
     (tmp_path / "ensurepip.py").write_text("raise ModuleNotFoundError('No module named ensurepip')\n")
     done = set_up(repository, PYTHON=sys.executable, PYTHONPATH=str(tmp_path))
     minor = sys.version_info.minor
@@ -112,10 +112,8 @@ def test_a_python_without_ensurepip_is_told_debians_package(repository: Path, tm
 @pytest.mark.parametrize(
     ("version", "usable"), [("3.10.99", False), ("3.11.0", True), ("3.14.99", True), ("3.15.0", False)]
 )
-def test_a_python_that_the_lock_is_not_for_is_refused(
-    repository: Path, tmp_path: Path, version: str, usable: bool
-) -> None:
-    """Decided by setup.sh's own expression, in a Python that states this version."""
+def test_python_outside_the_lock_is_refused(repository: Path, tmp_path: Path, version: str, usable: bool) -> None:
+    """Decided by setup.sh's own expression, in a Python that reports this version."""
     (tmp_path / "sitecustomize.py").write_text(
         f"import sys\nsys.version_info = {tuple(map(int, version.split('.')))}\n"
     )

@@ -1,4 +1,4 @@
-"""The jobs of the shell's tests: a folder, the scripts called in it, and the proof that nothing of them is left."""
+"""The jobs of the launcher tests: a folder, the scripts called in it, and a check that nothing is left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ctrl-C ends the whole job, in run.sh and in recover.sh alike, whatever the job is at; and says the same of it."""
+"""Ctrl-C ends the whole job in every phase, with the same messages from run.sh and recover.sh."""
 
 from __future__ import annotations
 
