@@ -1,8 +1,8 @@
-"""Folders and files that decide what this user runs and signals: only what is this user's own is believed.
+"""Open files that decide what this user runs and signals, and refuse those of other users.
 
-Opening and checking live here; what is in the files is their readers'. The one idea: a file in a folder that others may
-write may be anybody's, so a name is opened without following a link, and owner and mode are asked of the descriptor.
-What this user's folders hold that others may read does no harm; what others may write is refused.
+A file in a folder that others can write to may be anyone's. So a name is opened without following a link, and owner and
+mode are checked on the open descriptor. Files that others can read are accepted; files that others can write are
+refused.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def check_folder(path: Path, variable: str = "LOG_DIR") -> None:
-    """Whether files in this folder may be believed; a folder that is not there is nobody's, and passes.
+    """Refuse a folder whose files cannot be trusted; a missing folder passes.
 
-    ``variable`` names another one.
+    Args:
+        path: the folder.
+        variable: the setting that names it, for the fix.
 
     Raises:
-        StoreError: it is no folder, another user's, or one that others may write.
+        StoreError: it is not a folder, belongs to another user, or is writable by others.
     """
     other = f"export {variable}=<a folder of your own>"
     with durable.disk_errors(path, "looking at the folder"):
@@ -50,17 +52,17 @@ def check_folder(path: Path, variable: str = "LOG_DIR") -> None:
 
 
 def make_folder(path: Path, variable: str = "LOG_DIR") -> None:
-    """Create the folder, this user's alone, where it is missing; then :func:`check_folder`."""
+    """Create the folder for this user alone if it is missing, and check it with :func:`check_folder`."""
     check_folder(path, variable)
     durable.make_directory(path)
     check_folder(path, variable)
 
 
 def read(path: Path, limit: int) -> bytes | None:
-    """The first ``limit`` bytes of a file of this user's; None where there is none.
+    """Return the first ``limit`` bytes of a file of this user; None if it does not exist.
 
     Raises:
-        StoreError: it is a link, no file, another user's, or one that others may write.
+        StoreError: it is a link or not a regular file, belongs to another user, or is writable by others.
     """
     descriptor = _open(path, os.O_RDONLY)
     if descriptor is None:
@@ -77,10 +79,12 @@ def read(path: Path, limit: int) -> bytes | None:
 
 
 def open_to_append(path: Path) -> int:
-    """A descriptor that appends to a file of this user's, made (0600) where it is missing; the caller closes it.
+    """Open a file of this user for appending; the caller closes the descriptor.
+
+    It is created with mode 0600 if it is missing.
 
     Raises:
-        StoreError: it is a link, no file, or another user's.
+        StoreError: it is a link or not a regular file, or belongs to another user.
     """
     descriptor = _open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     assert descriptor is not None
@@ -88,14 +92,15 @@ def open_to_append(path: Path) -> int:
 
 
 def user(uid: int) -> str:
-    """A user's name, for people."""
+    """Return a user's name, or ``user 1234`` if it has none."""
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(uid).pw_name
     return f"user {uid}"
 
 
 def _open(path: Path, flags: int) -> int | None:
-    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # whoever opens a pipe that somebody left does not wait
+    # O_NONBLOCK: opening a fifo that another user left must not wait
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     with durable.disk_errors(path, "opening the file"):
         try:
             descriptor = os.open(path, flags, durable.FILE_MODE)
