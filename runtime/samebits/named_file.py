@@ -32,11 +32,11 @@ def read_named_file(path: Path, most_bytes: int) -> bytes:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
         if error.errno == errno.ENXIO:
-            raise OSError(errno.ENXIO, "it is no plain file but a socket") from None
+            raise OSError(errno.ENXIO, "it is not a plain file but a socket") from None
         raise
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
         os.close(descriptor)
-        raise OSError(errno.EINVAL, f"it is no plain file but {_KINDS.get(stat.S_IFMT(mode), 'of another kind')}")
+        raise OSError(errno.EINVAL, f"it is not a plain file but {_KINDS.get(stat.S_IFMT(mode), 'of another kind')}")
     with os.fdopen(descriptor, "rb") as file:
         return file.read(most_bytes + 1)

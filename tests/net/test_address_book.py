@@ -133,8 +133,8 @@ def test_a_file_that_changes_at_each_read_slows_the_search_and_is_reported_ever_
     ("make", "why"),
     [
         (lambda path: path.write_bytes(b"a\n" * MAX_FILE_BYTES), "more than 65536 bytes"),
-        (lambda path: path.mkdir(), "no plain file"),
-        (os.mkfifo, "no plain file"),  # and nobody waits for its other end
+        (lambda path: path.mkdir(), "not a plain file"),
+        (os.mkfifo, "not a plain file"),  # and nobody waits for its other end
         (lambda path: path.symlink_to(path), "cannot be read"),
     ],
 )

@@ -79,7 +79,7 @@ def test_what_was_planted_as_a_log_is_neither_shown_nor_waited_for(
     assert main(["logs", "0"]) != 0
     said = capsys.readouterr()
     assert "a secret" not in said.out
-    assert "no plain file" in said.err
+    assert "not a plain file" in said.err
 
 
 def test_of_a_worker_that_was_replaced_the_log_with_its_error_is_shown(

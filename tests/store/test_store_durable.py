@@ -150,7 +150,7 @@ def test_a_new_file_that_fails_leaves_nothing_and_no_other_is_harmed(tmp_path: P
             raise ValueError
         assert (names_in(tmp_path), target.read_bytes()) == (["file"], b"old")
     with (
-        pytest.raises(StoreError, match="has that name already"),
+        pytest.raises(StoreError, match="remove the existing file"),
         durable.new_file(target, replace=False) as descriptor,
     ):
         durable.write_all(descriptor, b"new")

@@ -131,7 +131,7 @@ def test_a_disk_that_does_not_say_is_no_leave_to_speak(tmp_path: Path, monkeypat
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "chmod", chmod)
-        with pytest.raises(StoreError, match=r"claim stands failed: .*EIO.*Fix: "):
+        with pytest.raises(StoreError, match=r"claim failed: .*EIO.*Fix: "):
             journal.append([b"x"])
     assert not journal.goes_on
     with pytest.raises(StoreError, match="nothing more is written"):

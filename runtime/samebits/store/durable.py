@@ -27,18 +27,18 @@ DIRECTORY_MODE = 0o700
 BytesLike = bytes | bytearray | memoryview
 
 _FIXES = {
-    errno.ENOSPC: "free space on that file system (see `df -h`) or choose another folder; what was saved is unharmed",
-    errno.EDQUOT: "free space in your quota (see `quota`) or choose another folder; what was saved is unharmed",
+    errno.ENOSPC: "free space on that file system (see `df -h`) or choose another folder; saved data is intact",
+    errno.EDQUOT: "free space in your quota (see `quota`) or choose another folder; saved data is intact",
     errno.EROFS: "remount that file system writable, or choose a folder that can be written",
-    errno.EACCES: "give this user the right to it (see `ls -ld`), or choose another folder",
-    errno.EPERM: "give this user the right to it (see `ls -ld`), or choose another folder",
-    errno.EFBIG: "raise the limit of a file's size (see `ulimit -f`), or choose another folder",
-    errno.EEXIST: "remove what has that name already, or choose another one",
+    errno.EACCES: "give this user access to it (see `ls -ld`), or choose another folder",
+    errno.EPERM: "give this user access to it (see `ls -ld`), or choose another folder",
+    errno.EFBIG: "raise the file size limit (see `ulimit -f`), or choose another folder",
+    errno.EEXIST: "remove the existing file, or choose another name",
     errno.EIO: "copy the folder to another disk and use that: the device reports a fault (see `dmesg`)",
     errno.EMFILE: "raise the limit of open files with `ulimit -n`",
     errno.ENFILE: "raise the machine's limit of open files (`sysctl fs.file-max`)",
 }
-_OTHER_FIX = "see that it exists, is of the kind expected, and that this user may read and write it"
+_OTHER_FIX = "check that it exists, is of the expected kind, and that this user may read and write it"
 
 _MAY_PASS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.EIO, errno.ESTALE, errno.ENOMEM})
 
@@ -75,11 +75,11 @@ def open_regular(path: Path) -> int:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a symbolic link; a socket (open(2))
-            raise OSError(f"it is no plain file ({os.strerror(error.errno)})") from None
+            raise OSError(f"it is not a plain file ({os.strerror(error.errno)})") from None
         raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError("it is no plain file but a directory, a fifo or a device")
+        raise OSError("it is not a plain file but a directory, a fifo or a device")
     return descriptor
 
 
@@ -97,7 +97,7 @@ def require_replaceable(path: Path) -> None:
         except FileNotFoundError:
             return
         if not stat.S_ISREG(mode):
-            raise OSError("it is no plain file but a directory, a fifo, a socket or a device, which is not replaced")
+            raise OSError("it is not a plain file but a directory, a fifo, a socket or a device, which is not replaced")
 
 
 def write_all(descriptor: int, data: BytesLike) -> None:
@@ -235,7 +235,7 @@ def publish(temporary: Path, path: Path) -> None:
 
     After a failure, either name may be the durable one.
     """
-    with disk_errors(path, "renaming what was written into place"):
+    with disk_errors(path, "renaming the new file into place"):
         temporary.rename(path)
     fsync_dir(path.parent)
 

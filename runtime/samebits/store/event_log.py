@@ -59,7 +59,7 @@ class EventLog:
             self.close()
             if not self._has_failed:
                 self._has_failed = True
-                self._on_failure(f"{self._path}: an event was not written ({error}); the job goes on without it")
+                self._on_failure(f"{self._path}: an event was not written ({error}); the job continues without it")
 
     def close(self) -> None:
         """Close the file; ``append`` opens it again."""
@@ -175,7 +175,7 @@ def append_asked(directory: Path, line: str) -> None:
     path = directory / ASKED_FILE
     descriptor = _locked(path)
     try:
-        with durable.disk_errors(path, "writing down what was asked"):
+        with durable.disk_errors(path, "recording a request"):
             data = line.encode()[:MAX_ASKED_BYTES].replace(b"\n", b" ")
             os.write(descriptor, b"\n" + data + b"\n")  # the first break ends a torn line, if any
             os.fsync(descriptor)

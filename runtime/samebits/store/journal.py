@@ -55,8 +55,8 @@ class TornTail:
     def __str__(self) -> str:
         kept = f"; they are kept in {self.kept_in.name}" if self.kept_in else ""
         return (
-            f"{self.path}: the last {self.size_bytes} bytes, from byte {self.offset} on, are an append that a crash "
-            f"interrupted ({self.reason}) and are left out{kept}"
+            f"{self.path}: the last {self.size_bytes} bytes, from byte {self.offset}, are an append that a crash "
+            f"interrupted ({self.reason}); they are ignored{kept}"
         )
 
 
@@ -219,7 +219,7 @@ class Journal:
         nonce = _new_nonce()
         data = journal_format.encode_file(payloads, nonce)
         if len(data) > journal_format.MAX_JOURNAL_BYTES:
-            raise StoreError(f"{self._path}: a snapshot of {len(data)} bytes could never be read back")
+            raise StoreError(f"{self._path}: a snapshot of {len(data)} bytes is too large to be read back")
         temporary = _write_temporary(self._path, data, self._claim)
         try:
             descriptor = _put_in_place(temporary, self._path, self._claim)
@@ -253,7 +253,7 @@ class Journal:
         if data is not None and _decode(self._path, data).nonce != self._nonce:
             raise SupersededError(
                 f"{self._path}: another scheduler has written this journal since its folder, or this scheduler's "
-                f"claim, was removed, so this one has stopped. Fix: `{spelled('recover')}` goes on with that journal"
+                f"claim, was removed, so this one has stopped. Fix: `{spelled('recover')}` continues with that journal"
             )
         self._claim, self._broken, self._is_unclaimed = claim, None, False
         self.compact(payloads)
@@ -277,8 +277,8 @@ class Journal:
             raise StoreError(f"{self._path}: the journal is closed; open it again")
         if self._broken is not None:
             raise StoreError(
-                f"{self._path}: nothing more is written, because {self._broken}; end this process and start it again "
-                f"(`{spelled('recover')}`): it goes on from what is on the disk"
+                f"{self._path}: nothing more is written, because {self._broken}. Fix: end this process and start it "
+                f"again (`{spelled('recover')}`); it continues from what is on the disk"
             )
 
     def _cut_back(self, error: BaseException) -> None:
@@ -287,7 +287,7 @@ class Journal:
             os.ftruncate(self._descriptor, self._size_bytes)
             os.fsync(self._descriptor)
         except OSError as second:
-            self._broken = f"an append failed ({error}) and could not be taken back ({second})"
+            self._broken = f"an append failed ({error}) and could not be undone ({second})"
 
 
 def _open_to_append(path: Path) -> int:
@@ -340,7 +340,7 @@ def _read_file(path: Path) -> bytes | None:
             if size_bytes > journal_format.MAX_JOURNAL_BYTES:
                 raise StoreError(
                     f"{path}: {size_bytes} bytes; a journal has at most {journal_format.MAX_JOURNAL_BYTES}: this is "
-                    f"not what was written; {_MOVE_ASIDE}"
+                    f"not what was written. Fix: {_MOVE_ASIDE}"
                 )
             return file.read(size_bytes)
 
@@ -351,7 +351,7 @@ def _decode(path: Path, data: bytes) -> Contents:
     except JournalFormatError as error:
         fix = "run the version that wrote it, or " if error.fault is Fault.UNKNOWN_VERSION else ""
         raise JournalDamagedError(
-            f"{path}: this file {error.fault.value} (byte {error.offset}: {error.found}); nothing was changed; "
+            f"{path}: this file {error.fault.value} (byte {error.offset}: {error.found}); nothing was changed. Fix: "
             f"{fix}{_MOVE_ASIDE}"
         ) from None
 
@@ -368,7 +368,7 @@ def remove_leftovers(directory: Path) -> None:
     Nothing in them was ever sent. Their writer may still be alive and try to rename one of them, if its claim was
     taken.
     """
-    with durable.disk_errors(directory / JOURNAL_FILE, "removing what a killed writer left"):
+    with durable.disk_errors(directory / JOURNAL_FILE, "removing a killed writer's files"):
         for entry in list(directory.iterdir()):
             if _TEMPORARY_NAME.match(entry.name):
                 entry.unlink(missing_ok=True)

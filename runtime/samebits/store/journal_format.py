@@ -53,7 +53,7 @@ _LENGTH_BYTES = 4
 class Fault(Enum):
     """What is wrong with a journal file as a whole."""
 
-    FOREIGN = "is no journal"
+    FOREIGN = "is not a journal"
     UNKNOWN_VERSION = "was written by another version of this program"
     DAMAGED = "was changed after it was written"
 
@@ -113,7 +113,7 @@ def decode_file(data: bytes) -> Contents:
     nonce, born_bytes = _decode_file_head(data)
     if len(data) < born_bytes:
         raise JournalFormatError(
-            Fault.DAMAGED, len(data), f"the file ends here, but it was born with {born_bytes} bytes"
+            Fault.DAMAGED, len(data), f"the file ends here, but it was published with {born_bytes} bytes"
         )
     payloads: list[bytes] = []
     offset = FILE_HEAD_BYTES
@@ -148,7 +148,7 @@ def _decode_file_head(data: bytes) -> tuple[int, int]:
     _, version, _, nonce, born_bytes = _FILE_HEAD.unpack(head)
     (checksum,) = _CHECKSUM.unpack_from(data, _FILE_HEAD.size)
     if checksum != xxhash.xxh3_64_intdigest(head):
-        raise JournalFormatError(Fault.DAMAGED, 0, "the checksum of the file's head does not fit")
+        raise JournalFormatError(Fault.DAMAGED, 0, "the checksum of the file's head does not match")
     if version != VERSION:
         raise JournalFormatError(Fault.UNKNOWN_VERSION, 8, f"format version {version}, this program reads {VERSION}")
     return nonce, born_bytes
@@ -159,27 +159,27 @@ def _decode_batch(data: bytes, nonce: int, offset: int) -> _Batch | _Bad:
         return _Bad("the file ends inside the head of a batch", None)
     seed = _seed(nonce, offset)
     if not _is_good_head(data, offset, seed):
-        return _Bad("the checksum of the batch's head does not fit", None)
+        return _Bad("the checksum of the batch's head does not match", None)
     _, count, body_size, checksum = _BATCH_HEAD.unpack_from(data, offset)
     start = offset + BATCH_HEAD_BYTES
     end = start + body_size
     if body_size > MAX_BODY_BYTES or count * _LENGTH_BYTES > body_size:
-        return _Bad(f"the batch's head speaks of {count} payloads in {body_size} bytes", end)
+        return _Bad(f"the batch's head announces {count} payloads in {body_size} bytes", end)
     if end > len(data):
         return _Bad(f"the file ends {end - len(data)} bytes before the batch does", end)
     body = memoryview(data)[start:end]
     if checksum != xxhash.xxh3_64_intdigest(body, seed):
-        return _Bad("the checksum of the batch's payloads does not fit", end)
+        return _Bad("the checksum of the batch's payloads does not match", end)
     lengths = struct.unpack_from(f"<{count}I", body)
     ends = list(itertools.accumulate(lengths, initial=start + count * _LENGTH_BYTES))
     if ends[-1] != end:
-        return _Bad("the lengths of the batch's payloads do not fit its size", end)
+        return _Bad("the lengths of the batch's payloads do not match its size", end)
     return _Batch([data[first:last] for first, last in itertools.pairwise(ends)], end)
 
 
 def _raise_if_damaged(data: bytes, nonce: int, born_bytes: int, offset: int, bad: _Bad) -> None:
     if offset < born_bytes:
-        raise JournalFormatError(Fault.DAMAGED, offset, f"{bad.reason}, in the part the file was born with")
+        raise JournalFormatError(Fault.DAMAGED, offset, f"{bad.reason}, in the part the file was published with")
     if bad.end is not None and bad.end < len(data):
         raise JournalFormatError(Fault.DAMAGED, offset, f"{bad.reason}, and later batches follow it")
     later = data.find(_MARKER, offset + 1)

@@ -87,7 +87,7 @@ class LockHolder:
 
 def read_holder(directory: Path) -> LockHolder | None:
     """Return the last holder that did not release the folder's lock, possibly dead, or None without a note."""
-    return LockHolder.read(directory / HOLDER_FILE, "reading who holds the folder's lock")
+    return LockHolder.read(directory / HOLDER_FILE, "reading the folder's lock holder")
 
 
 def is_locked(directory: Path) -> bool:
@@ -144,7 +144,7 @@ class DirectoryLock:
         here frees the folder in any case, so call it only after the child has ended.
         """
         if not self.is_held:
-            raise LockedError(f"{self.directory}: this lock is not held here; acquire it before it is passed on")
+            raise LockedError(f"{self.directory}: this lock is not held here; acquire it before passing it on")
         return self._descriptor
 
     def _borrow(self, descriptor: int) -> None:
@@ -176,7 +176,7 @@ class DirectoryLock:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 if is_last or left_s < -_ENDS_WITHIN_S:
-                    raise LockedError(f"{text}; end that process first, or choose another folder")
+                    raise LockedError(f"{text}. Fix: end that process, or choose another folder")
                 is_last = holder is None or not holder.is_ending()  # it may have just ended, so make one more attempt
                 time.sleep(0 if is_last else _ENDING_POLL_S)
                 continue
@@ -201,7 +201,7 @@ class DirectoryLock:
         self._write_note()
 
     def _is_file_there(self) -> bool:
-        with durable.disk_errors(self.directory / LOCK_FILE, "looking at the folder's lock"):
+        with durable.disk_errors(self.directory / LOCK_FILE, "checking the folder's lock"):
             try:
                 return os.path.samestat(os.fstat(self._descriptor), (self.directory / LOCK_FILE).stat())
             except FileNotFoundError:
@@ -215,7 +215,7 @@ class DirectoryLock:
                     with durable.disk_errors(self.directory / HOLDER_FILE, "removing the lock's note"):
                         (self.directory / HOLDER_FILE).unlink(missing_ok=True)
             finally:
-                with durable.disk_errors(self.directory / LOCK_FILE, "letting go of the lock"):
+                with durable.disk_errors(self.directory / LOCK_FILE, "releasing the lock"):
                     self._lock.release()
 
     def __enter__(self) -> DirectoryLock:
@@ -241,7 +241,7 @@ class DirectoryLock:
                     self._write_note()
                     return True
                 raise StoreError(
-                    f"{self.directory}: its file system knows no locks, so two writers could not be told apart; "
+                    f"{self.directory}: its file system has no locks, so two writers could write at once. Fix: "
                     "choose a folder on a local disk"
                 ) from error
         try:
@@ -260,9 +260,9 @@ class DirectoryLock:
 
     def _held_by(self, holder: LockHolder | None) -> str:
         if holder is None:
-            return f"{self.directory}: locked by a process that has not left its name"
+            return f"{self.directory}: locked by an unknown process"
         if holder.is_gone():
-            return f"{self.directory}: locked, though {holder}, the last to leave its name, is gone"
+            return f"{self.directory}: locked, although {holder}, its last known holder, is gone"
         if holder.is_on_this_host() and holder.identity.pid == os.getpid():
             return f"{self.directory}: locked by this process itself, as {holder}"
         return f"{self.directory}: locked by {holder}"

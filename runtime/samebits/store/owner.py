@@ -60,8 +60,8 @@ def claim_folder(directory: Path, job: str, job_name: str, *, sync: bool = True)
     owner = read_owner(directory)
     if owner is None or owner.job != claimant.job:
         raise ForeignFolderError(
-            f"{directory}: belongs to {owner or 'nobody'}, this is {claimant}; "
-            f"`{spelled('run', '--fresh')}` moves that folder aside and starts anew, or choose another folder"
+            f"{directory}: belongs to {owner or 'no job'}, this is {claimant}. Fix: "
+            f"`{spelled('run', '--fresh')}` moves that folder aside and starts a new job, or choose another folder"
         )
     if sync and not made:
         make_claim_durable(directory)  # its creator may have been killed before syncing it
@@ -108,7 +108,7 @@ def owner_in(data: bytes, where: str, fix: str) -> FolderOwner | None:
     try:
         return decode_owner(data)
     except ValueError as error:
-        raise StoreError(f"{where}: does not say whose folder this is: {error}; {fix}") from None
+        raise StoreError(f"{where}: names no job as the folder's owner: {error}. Fix: {fix}") from None
 
 
 def encode_owner(owner: FolderOwner) -> bytes:

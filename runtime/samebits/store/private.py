@@ -31,7 +31,7 @@ def check_folder(path: Path, variable: str = "LOG_DIR") -> None:
         StoreError: it is not a folder, belongs to another user, or is writable by others.
     """
     other = f"export {variable}=<a folder of your own>"
-    with durable.disk_errors(path, "looking at the folder"):
+    with durable.disk_errors(path, "checking the folder"):
         try:
             link, found = path.lstat(), path.stat()
         except FileNotFoundError:
@@ -39,14 +39,16 @@ def check_folder(path: Path, variable: str = "LOG_DIR") -> None:
                 return
             raise
     if stat.S_ISLNK(link.st_mode) and link.st_uid not in (0, os.geteuid()):
-        raise StoreError(f"{path}: a link of {user(link.st_uid)}, which is not followed. Fix: remove it, or {other}")
+        raise StoreError(
+            f"{path}: a link that belongs to {user(link.st_uid)}, which is not followed. Fix: remove it, or {other}"
+        )
     if not stat.S_ISDIR(found.st_mode):
         raise StoreError(f"{path}: expected a folder. Fix: move it away, or {other}")
-    _require_own(path, found, f"call this as that user, or {other}")
+    _require_own(path, found, f"run this as that user, or {other}")
     if found.st_mode & _OTHERS_MAY_WRITE:
         raise StoreError(
-            f"{path}: others may write in it (mode {stat.S_IMODE(found.st_mode):04o}), so what lies there may be "
-            f"anybody's; expected a folder that only {user(os.geteuid())} writes. Fix: look at what is in it, then "
+            f"{path}: others may write in it (mode {stat.S_IMODE(found.st_mode):04o}), so files in it may be "
+            f"anyone's; expected a folder that only {user(os.geteuid())} can write. Fix: check its content, then "
             f"chmod go-w {path}"
         )
 
@@ -71,8 +73,8 @@ def read(path: Path, limit: int) -> bytes | None:
         found = os.fstat(descriptor)
         if found.st_mode & _OTHERS_MAY_WRITE:
             raise StoreError(
-                f"{path}: others may write it (mode {stat.S_IMODE(found.st_mode):04o}), so it may say anything. "
-                f"Fix: look at what is in it, then chmod go-w {path}"
+                f"{path}: others may write it (mode {stat.S_IMODE(found.st_mode):04o}), so its content is not "
+                f"trusted. Fix: check its content, then chmod go-w {path}"
             )
         with durable.disk_errors(path, "reading the file"):
             return file.read(limit)
@@ -116,7 +118,7 @@ def _open(path: Path, flags: int) -> int | None:
     try:
         if not stat.S_ISREG(found.st_mode):
             raise StoreError(f"{path}: expected a file. Fix: remove it")
-        _require_own(path, found, "remove it, or call this as that user")
+        _require_own(path, found, "remove it, or run this as that user")
     except StoreError:
         os.close(descriptor)
         raise
@@ -126,6 +128,6 @@ def _open(path: Path, flags: int) -> int | None:
 def _require_own(path: Path, found: os.stat_result, fix: str) -> None:
     if found.st_uid != os.geteuid():
         raise StoreError(
-            f"{path}: belongs to {user(found.st_uid)}, and this is {user(os.geteuid())}: what another user left is not "
-            f"believed. Fix: {fix}"
+            f"{path}: belongs to {user(found.st_uid)}, and this is {user(os.geteuid())}; other users' files are not "
+            f"trusted. Fix: {fix}"
         )

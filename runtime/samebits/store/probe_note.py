@@ -67,8 +67,8 @@ def read(path: Path) -> ProbeNote | None:
         return ProbeNote(identity, State(state), int(at_ms) / 1000)
     except (UnicodeDecodeError, ValueError):
         raise StoreError(
-            f"PROBE_FILE={path}: expected what a process of a job writes there. Fix: remove it, or set PROBE_FILE to a "
-            "file that nobody else writes"
+            f"PROBE_FILE={path}: expected the state that a process of a job writes there. Fix: remove it, or set "
+            "PROBE_FILE to a file that no other program writes"
         ) from None
 
 
@@ -81,15 +81,15 @@ def is_alive(note: ProbeNote | None, lives: bool, now_s: float) -> tuple[bool, s
         now_s: the machine's monotonic clock.
     """
     if note is None:
-        return False, "no process has written PROBE_FILE yet: it has not come to samebits.init()"
+        return False, "no process has written PROBE_FILE yet: it has not reached samebits.init()"
     who = note.identity
     if note.state is State.ENDED:
-        return True, f"{who} has ended by itself; its exit status says how"
+        return True, f"{who} has ended by itself; see its exit status"
     if not lives:
-        return False, f"{who} is gone and has not said that it ends"
+        return False, f"{who} is gone and did not report its end"
     silent_s = max(0.0, now_s - note.at_s)
     if silent_s > SILENT_S:
-        return False, f"{who} lives, but has been silent for {silent_s:.0f} s; expected a word every second"
+        return False, f"{who} is alive, but was silent for {silent_s:.0f} s; expected a report every second"
     return True, f"{who} is alive"
 
 

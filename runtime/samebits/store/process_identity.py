@@ -51,7 +51,9 @@ class ProcessIdentity:
         """Return the calling process; not cached, so it is right after a fork too."""
         identity = cls.of(os.getpid())
         if identity is None:
-            raise StoreError(f"/proc/{os.getpid()}/stat: not readable, so this process cannot be named; mount /proc")
+            raise StoreError(
+                f"/proc/{os.getpid()}/stat: not readable, so this process cannot be identified. Fix: mount /proc"
+            )
         return identity
 
     @classmethod
@@ -165,7 +167,7 @@ def read_pid_file(path: Path) -> ProcessIdentity | None:
     try:
         return ProcessIdentity.from_line(data.decode("ascii"))
     except ValueError as error:
-        raise StoreError(f"{path}: not a pid file of ours: {error}; remove it if no such process runs") from None
+        raise StoreError(f"{path}: not a pid file of a job: {error}. Fix: remove it if no such process runs") from None
 
 
 def _started_at(pid: int) -> int | None:

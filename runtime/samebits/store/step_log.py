@@ -129,14 +129,14 @@ class StepLogWriter:
         for one in segments:
             if one.header is not None and one.header.job != header.job:
                 raise ForeignFolderError(
-                    f"{one.path}: was written by job {one.header.job}, this is job {header.job}; "
+                    f"{one.path}: was written by job {one.header.job}, this is job {header.job}. Fix: "
                     f"`{spelled('run', '--fresh')}` moves the checkpoint folder aside, or move that file away"
                 )
         writer._take_up(segments)
         return writer
 
     def _take_up(self, segments: Sequence[Segment]) -> None:
-        with durable.disk_errors(self._directory, "removing what a killed writer left"):
+        with durable.disk_errors(self._directory, "removing a killed writer's files"):
             for entry in list(self._directory.iterdir()):
                 if _TEMPORARY_NAME.match(entry.name):
                     entry.unlink()
@@ -144,7 +144,7 @@ class StepLogWriter:
             if one.torn is not None:
                 _cut(one)
                 self.problems.append(
-                    f"{one.path}: from byte {one.end} on a record that a crash interrupted ({one.torn}) was cut off: "
+                    f"{one.path}: a record that a crash interrupted was cut off at byte {one.end} ({one.torn}): "
                     "its step had not begun"
                 )
             if one.problem is not None:
@@ -195,7 +195,7 @@ class StepLogWriter:
     def _append(self, payloads: Sequence[bytes]) -> None:
         assert self._path is not None, "an open segment has a path"
         if journal_format.body_bytes(payloads) > journal_format.MAX_BODY_BYTES:
-            raise StoreError(f"{self._path}: a record of {journal_format.body_bytes(payloads)} bytes does not fit")
+            raise StoreError(f"{self._path}: a record of {journal_format.body_bytes(payloads)} bytes is too large")
         batch = journal_format.encode_batch(payloads, self._nonce, self._size_bytes)
         with durable.disk_errors(self._path, f"appending {len(batch)} bytes"):
             try:
@@ -269,10 +269,10 @@ def _decode(path: Path, data: bytes, slot: str) -> Segment:
         header = step_record.unpack_header(payloads[0]) if payloads else None
         entries = [step_record.unpack(payload) for payload in payloads[1:]]
     except StepEntryError as error:
-        return Segment(path, None, [], end, None, f"{path}: {error}; it is passed over")
+        return Segment(path, None, [], end, None, f"{path}: {error}; it is ignored")
     if header is not None and str(header.slot) != slot:
         return Segment(
-            path, header, [], end, None, f"{path}: is the log of slot {header.slot}, not of {slot}; it is passed over"
+            path, header, [], end, None, f"{path}: is the log of slot {header.slot}, not of {slot}; it is ignored"
         )
     if problem is not None:
         problem += f"; the {len(entries)} entries before that are used"

@@ -94,11 +94,11 @@ def unpack_header(payload: bytes) -> LogHeader:
     """
     kind, fields = _unpack(payload)
     if kind is not _Kind.HEADER or not fields or fields[0] != VERSION:
-        raise StepEntryError(f"does not begin as a step log of version {VERSION} does")
+        raise StepEntryError(f"does not begin like a step log of version {VERSION}")
     match fields:
         case [int(), str(job), int(slot), str(node)]:
             return LogHeader(job, slot, node)
-    raise StepEntryError("begins with a header that says too little")
+    raise StepEntryError("begins with an incomplete header")
 
 
 def pack(entry: Entry) -> bytes:
@@ -150,7 +150,7 @@ def unpack(payload: bytes) -> Entry:
                 return LateSamples(step, samples)
         case _Kind.NEW_LINE, [int(step), str(reason)]:
             return NewLine(step, reason)
-    raise StepEntryError("holds an entry that no step log has")
+    raise StepEntryError("holds an unknown entry")
 
 
 def _pack(kind: _Kind, *fields: Any) -> bytes:
@@ -163,7 +163,7 @@ def _unpack(payload: bytes) -> tuple[_Kind, list[Any]]:
         kind, *fields = msgpack.unpackb(payload, use_list=False)
         return _Kind(kind), fields
     except (ValueError, TypeError, msgpack.exceptions.UnpackException) as error:
-        raise StepEntryError(f"holds what is no entry ({type(error).__name__})") from None
+        raise StepEntryError(f"holds an invalid entry ({type(error).__name__})") from None
 
 
 def _are_ints(samples: tuple[Any, ...]) -> bool:

@@ -81,9 +81,9 @@ class TermClaim:
         number = max(floor(), highest_claim(directory)) + 1
         if number > MAX_TERM:
             raise StoreError(
-                f"{directory}: the last term there is {number - 1}, and no scheduler was started so often (at most "
-                f"{MAX_TERM} are counted): another program has left {_path(directory, number - 1).name}, or the "
-                f"journal is damaged. Fix: remove that file; or `{spelled('run', '--fresh')}` moves the folder aside"
+                f"{directory}: the last term there is {number - 1}, and a job can have at most {MAX_TERM} scheduler "
+                f"starts: another program has left {_path(directory, number - 1).name}, or the journal is damaged. "
+                f"Fix: remove that file; or `{spelled('run', '--fresh')}` moves the folder aside"
             )
         claim = cls(directory, number)
         claim._create(LockHolder.this_process(role).note() + os.urandom(16).hex().encode())
@@ -115,7 +115,7 @@ class TermClaim:
             ClaimRemovedError: it is gone, and no scheduler has claimed this term or a later one.
             StoreError: the disk gives no answer.
         """
-        with durable.disk_errors(self._path, "looking whether this scheduler's claim stands"):
+        with durable.disk_errors(self._path, "checking this scheduler's claim"):
             try:
                 os.chmod(self._path.name, durable.FILE_MODE, dir_fd=self._folder)
                 if self._read() == self._note:
@@ -165,8 +165,8 @@ class TermClaim:
         who = str(owner) if owner is not None else "another scheduler"
         why = f"{who} has claimed term {number}" if number else f"{self._path.name} was removed"
         return SupersededError(
-            f"{self._directory}: {why}, so this scheduler, of term {self.number}, has stopped and said nothing of what "
-            "it wrote since. Fix: nothing, the job goes on with the other one; to have its scheduler here again, end "
+            f"{self._directory}: {why}, so this scheduler, of term {self.number}, has stopped and sent nothing that it "
+            "wrote since. Fix: nothing, the job continues with the other one; to run its scheduler here again, end "
             "that one first"
         )
 

@@ -655,7 +655,7 @@ def test_where_somebody_empties_the_memory_the_point_goes_to_the_disk_and_the_ne
     (tmp_path / "memory").mkdir()
     assert save(saving, 3)
     assert not saving._saves.is_busy and saving.has_on_disk(Point(3, 1)), "training waited for the disk"
-    assert "was removed while it was in use" in caplog.text
+    assert "was removed while in use" in caplog.text
     assert save(saving, 4)
     assert saving._saves.is_busy, "copied aside again"
     saving.flush()

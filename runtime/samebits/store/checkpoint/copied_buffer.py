@@ -240,7 +240,7 @@ class IncomingCopy:
         """Decode the complete manifest and compare it with the offer."""
         offer = self.offer
         if xxhash.xxh3_128_digest(self._manifest_data) != offer.digest:
-            raise CheckpointError(f"its manifest's {offer.manifest_bytes} bytes are not those that were offered")
+            raise CheckpointError(f"its manifest of {offer.manifest_bytes} bytes is not the one that was offered")
         manifest = decode_manifest(bytes(self._manifest_data))
         whose = manifest.header
         if (whose.job, whose.slot, whose.point, manifest.data_bytes) != (
@@ -270,7 +270,7 @@ def _require_possible(offer: CopyOffer) -> None:
     if not 0 < offer.manifest_bytes <= MAX_MANIFEST_BYTES or not 0 <= offer.data_bytes <= MAX_DATA_BYTES:
         raise CheckpointError(f"a manifest of {offer.manifest_bytes} bytes, {offer.data_bytes} of data")
     if offer.slot < 0 or offer.point.step < 0 or offer.point.generation < 1:
-        raise CheckpointError(f"{offer.point} of slot {offer.slot}: no rank ever has saved that")
+        raise CheckpointError(f"{offer.point} of slot {offer.slot}: no rank can have saved that")
     if len(offer.digest) != _DIGEST_BYTES:
         raise CheckpointError(f"a manifest's digest of {len(offer.digest)} bytes, expected {_DIGEST_BYTES}")
 

@@ -362,7 +362,7 @@ def _described(path: Path, job: str | None) -> tuple[Point | None, EntryState, s
         return point, EntryState.DAMAGED, found.problem or "", None
     aside = parse_aside_name(path.name)
     if aside is not None:
-        return aside, EntryState.MOVED_ASIDE, "it was damaged when its step was saved anew; yours to delete", None
+        return aside, EntryState.MOVED_ASIDE, "it was damaged when its step was saved again; it may be deleted", None
     temporary = parse_temporary_name(path.name)
     if temporary is None:
         return None

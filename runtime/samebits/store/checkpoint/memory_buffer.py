@@ -98,13 +98,13 @@ def decode_header(data: bytes, file_bytes: int) -> SlotHeader | None:
         return None
     fields, digest = spoken[: _FIELDS.size], spoken[_FIELDS.size :]
     if len(spoken) < _SPOKEN_BYTES or digest != xxhash.xxh3_128_digest(fields):
-        raise CheckpointError("its header is torn: the hash of it differs")
+        raise CheckpointError("its header is torn: its hash differs")
     magic, sequence, stage, manifest_bytes, data_offset, data_bytes = _FIELDS.unpack(fields)
     if magic != _MAGIC or stage not in set(Stage):
-        raise CheckpointError("its header is of another format: it was made by another version of this program")
+        raise CheckpointError("its header has another format, from another version of this program")
     is_in_order = HEADER_BYTES + manifest_bytes <= data_offset and data_offset + data_bytes <= file_bytes
     if not is_in_order or manifest_bytes > MAX_MANIFEST_BYTES or data_offset % HEADER_BYTES:
-        raise CheckpointError(f"its header describes another file than this one of {file_bytes} bytes")
+        raise CheckpointError(f"its header does not describe this file of {file_bytes} bytes")
     return SlotHeader(sequence, Stage(stage), manifest_bytes, data_offset, data_bytes)
 
 
@@ -113,7 +113,7 @@ class BufferGoneError(StoreError):
 
     def __init__(self, path: Path) -> None:
         super().__init__(
-            f"{path}: was removed while it was in use (see who empties {path.parents[2]}; systemd-logind does at a "
+            f"{path}: was removed while in use (see what empties {path.parents[2]}; systemd-logind does at a "
             "user's last logout, unless RemoveIPC=no)"
         )
 
@@ -257,7 +257,7 @@ def open_slot(directory: int, path: Path, flags: int) -> int | None:
         found = os.fstat(descriptor)
     if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_nlink != 1:
         os.close(descriptor)
-        raise StoreError(f"{path}: is no plain file of this user's alone; remove it")
+        raise StoreError(f"{path}: is not a plain file of this user alone. Fix: remove it")
     return descriptor
 
 
@@ -336,7 +336,7 @@ def hashed(path: Path, directory: int, on_hashed: Callable[[], object] = lambda:
         manifest_data = read_manifest(descriptor, header)
         manifest = decode_manifest(manifest_data)
         if manifest.data_bytes != header.data_bytes:
-            raise CheckpointError(f"{path}: its header and its manifest are of two points")
+            raise CheckpointError(f"{path}: its header and its manifest belong to different points")
         end = header.data_offset + header.data_bytes
         # Not closed here: a propagating error may still hold a view, and the mapping ends with the last one.
         memory = mmap.mmap(descriptor, end, mmap.MAP_SHARED, mmap.PROT_READ)

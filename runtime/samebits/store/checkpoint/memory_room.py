@@ -154,7 +154,7 @@ class MemoryRoom:
 def room_path(base: Path, job: str, slot: int, *, is_copy: bool = False) -> Path:
     """Return the folder of one rank's memory slots, or of the copies of what it saved."""
     if not _JOB.fullmatch(job):
-        raise StoreError(f"job {job!r}: expected letters, digits, '-' and '_', as its scheduler makes them")
+        raise StoreError(f"job {job!r}: expected letters, digits, '-' and '_', as its scheduler chooses them")
     return base / f"samebits-{os.geteuid()}" / job / (f"{slot}{COPY}" if is_copy else str(slot))
 
 
@@ -305,7 +305,7 @@ def _inspect(descriptor: int, path: Path, job: str, slot: int) -> FoundPoint | N
             return None
         manifest = decode_manifest(read_manifest(opened, header))
         if header.stage is not Stage.HASHED:
-            raise CheckpointError(f"of {manifest.header.point}: its writer died before it was hashed")
+            raise CheckpointError(f"of {manifest.header.point}: its writer died before hashing it")
     finally:
         os.close(opened)
     whose = manifest.header
@@ -345,11 +345,11 @@ def _lock(base: Path, path: Path) -> int:
             continue  # another job's sweep has just removed it
         if not try_lock(descriptor):
             os.close(descriptor)
-            raise LockedError(f"{path}: another live process has the memory slots of this rank; end it first")
+            raise LockedError(f"{path}: another live process uses the memory slots of this rank. Fix: end it first")
         if os.fstat(descriptor).st_nlink > 0:
             return descriptor
         os.close(descriptor)
-    raise StoreError(f"{path}: is removed as often as it is made; see who else writes below {base}")
+    raise StoreError(f"{path}: is removed as often as it is made. Fix: see what else writes below {base}")
 
 
 @contextlib.contextmanager
@@ -394,7 +394,7 @@ def _open_level(above: int, name: str, path: Path, *, make: bool) -> int | None:
     found = os.fstat(level)
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o077:
         os.close(level)
-        raise StoreError(f"{path}: {name} in it is not this user's alone (see `ls -ld`); remove it")
+        raise StoreError(f"{path}: {name} in it does not belong to this user alone (see `ls -ld`). Fix: remove it")
     return level
 
 

@@ -41,13 +41,13 @@ _FINAL_NUMBERS = frozenset({errno.EINVAL, errno.ENOSYS, errno.ENAMETOOLONG, errn
 
 _CREDENTIALS_MEND = (
     "give this process credentials that may list, read, write and delete there (for s3: AWS_ACCESS_KEY_ID and "
-    "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or an instance's role), and see that its clock is right"
+    "AWS_SECRET_ACCESS_KEY, AWS_PROFILE, or an instance's role), and check that its clock is right"
 )
 _NETWORK_MEND = (
-    "see that the server answers from this host (name, port, proxy, firewall; for s3: AWS_ENDPOINT_URL) and start "
-    "again; what was saved is unharmed"
+    "check that the server answers from this host (name, port, proxy, firewall; for s3: AWS_ENDPOINT_URL) and start "
+    "again; saved data is intact"
 )
-_OTHER_MEND = "see what the server says and that CHECKPOINT_PATH is right; what was saved is unharmed"
+_OTHER_MEND = "check the server's answer and CHECKPOINT_PATH; saved data is intact"
 
 
 class ObjectStore:
@@ -94,8 +94,8 @@ class ObjectStore:
 
     def _not_installed(self, found: str) -> StoreError:
         return StoreError(
-            f"{self.url}: what reads {self._scheme}:// is not installed ({found}): `pip install samebits[remote]` "
-            "brings s3://, `samebits[hdfs]` hdfs://, another scheme needs the package that fsspec names for it"
+            f"{self.url}: the package for {self._scheme}:// is not installed ({found}): `pip install samebits[remote]` "
+            "adds s3://, `samebits[hdfs]` adds hdfs://; another scheme needs the package that fsspec names for it"
         )
 
     def where(self, name: str) -> str:
@@ -138,13 +138,13 @@ class ObjectStore:
             try:
                 if self._scheme not in _BUCKET_SCHEMES and max(ends) > self._files.info(path)["size"]:
                     # Some libraries abort the process if a range is beyond the end, instead of raising.
-                    raise CheckpointError(f"{self.where(name)}: cannot be read as a whole: it ends before {max(ends)}")
+                    raise CheckpointError(f"{self.where(name)}: cannot be read completely: it ends before {max(ends)}")
                 return _content(self._files, path, ranges)
             except OSError as error:
                 if not isinstance(error, FileNotFoundError) and error.errno != errno.EINVAL:  # a range beyond its end
                     raise
                 self._require_bucket()
-                raise CheckpointError(f"{self.where(name)}: cannot be read as a whole: {self._clean(error)}") from None
+                raise CheckpointError(f"{self.where(name)}: cannot be read completely: {self._clean(error)}") from None
 
         return self._trying(name, f"reading bytes {ranges[0][0]} to {ends[-1]}", call)
 
@@ -343,7 +343,7 @@ def _require_absence(files: Any, path: str) -> None:
             raise
     raise OSError(
         errno.EBADMSG,
-        "the server lists no objects, but answers for one that cannot exist: what answers is no object store",
+        "the server lists no objects, but answers for one that cannot exist: the server is not an object store",
     )
 
 
@@ -357,7 +357,7 @@ _MOST_ANSWER_BYTES = 16 * 1024 * 1024
 _MOST_ENTRIES = 100_000
 """In one folder: a job keeps few points, each of two objects."""
 _LISTING_S = 60.0
-_S3_MEND = "see that AWS_ENDPOINT_URL names the server, and that no proxy answers for it; what was saved is unharmed"
+_S3_MEND = "check that AWS_ENDPOINT_URL names the server, and that no proxy answers for it; saved data is intact"
 
 
 def _s3_entries(files: Any, path: str) -> list[dict[str, Any]]:
@@ -418,7 +418,7 @@ def bounded_session() -> type:
                 if len(body) > _MOST_ANSWER_BYTES:
                     raw.close()
                     raise StoreError(
-                        f"{raw.url.host}: an answer has more than {_MOST_ANSWER_BYTES} bytes: what answers is no "
+                        f"{raw.url.host}: an answer has more than {_MOST_ANSWER_BYTES} bytes: the server is no "
                         f"object store; {_S3_MEND}"
                     )
             return bytes(body)

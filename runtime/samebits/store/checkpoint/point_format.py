@@ -52,9 +52,9 @@ class PointHeader:
     def __post_init__(self) -> None:
         numbers = (self.point.step, self.point.generation, self.world_size, self.rank, self.slot)
         if not all(type(number) is int and 0 <= number <= _MAX_INT for number in numbers):
-            raise CheckpointError(f"a point's numbers are integers from 0 on; found {self}")
+            raise CheckpointError(f"a point's numbers are integers from 0; found {self}")
         if self.point.generation == 0 or self.rank >= self.world_size:
-            raise CheckpointError(f"a point has a generation from 1 on and a rank below its world size; found {self}")
+            raise CheckpointError(f"a point has a generation from 1 and a rank below its world size; found {self}")
         if type(self.job) is not str or type(self.node) is not str:
             raise CheckpointError(f"a point's job and node are texts; found {self}")
 
@@ -117,9 +117,9 @@ def decode_manifest(data: bytes) -> Manifest:
     try:
         fields = trees.decode(body)
     except ValueError as error:
-        raise CheckpointError(f"the manifest is no manifest: {error}") from None
+        raise CheckpointError(f"this is not a manifest: {error}") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        raise CheckpointError(f"the manifest is no manifest: it is not marked {FORMAT!r}")
+        raise CheckpointError(f"this is not a manifest: it is not marked {FORMAT!r}")
     if fields.get("version") != VERSION:
         raise CheckpointError(
             f"the manifest has format version {fields.get('version')!r}, this program reads {VERSION}: "
@@ -221,7 +221,7 @@ def encode_header(parts: Iterable[TensorPart | TensorEntry], metadata: Mapping[s
     try:
         text = json.dumps(entries, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError as error:
-        raise CheckpointError(f"a tensor's name is no valid text: {error}; rename it") from None
+        raise CheckpointError(f"a tensor's name is not valid text: {error}; rename it") from None
     text += b" " * (-(LENGTH_BYTES + len(text)) % _ALIGNMENT_BYTES)
     if len(text) > MAX_HEADER_BYTES:
         raise CheckpointError(f"{len(entries)} tensors need a header of {len(text)} bytes; at most {MAX_HEADER_BYTES}")
@@ -251,8 +251,8 @@ def decode_header(text: bytes, file_bytes: int) -> list[TensorEntry]:
     for entry in sorted(entries, key=lambda entry: (entry.start, entry.end)):
         if entry.start != offset or entry.end - entry.start != nbytes_of(entry.name, entry.dtype, entry.shape):
             raise CheckpointError(
-                f"tensor {entry.name!r}: lies at {entry.start} to {entry.end}; expected {entry.dtype} of shape "
-                f"{entry.shape} from {offset} on"
+                f"tensor {entry.name!r}: is at {entry.start} to {entry.end}; expected {entry.dtype} of shape "
+                f"{entry.shape} from {offset}"
             )
         offset = entry.end
     if offset != file_bytes:
@@ -324,7 +324,7 @@ def nbytes_of(name: str, dtype: str, shape: tuple[int, ...]) -> int:
         raise CheckpointError(f"tensor {name!r}: dtype {dtype!r}; expected one of {', '.join(BITS_BY_DTYPE)}")
     for extent in shape:
         if type(extent) is not int or extent < 0:
-            raise CheckpointError(f"tensor {name!r}: shape {shape}; expected integers from 0 on")
+            raise CheckpointError(f"tensor {name!r}: shape {shape}; expected integers from 0")
     bits = math.prod(shape) * BITS_BY_DTYPE[dtype]
     if bits % 8:
         raise CheckpointError(f"tensor {name!r}: {dtype} of shape {shape} does not fill whole bytes; pad it")
@@ -340,5 +340,7 @@ def bytes_of(part: TensorPart) -> memoryview:
             f"tensor {part.name!r}: {view.nbytes} bytes; {part.dtype} of shape {part.shape} has {expected}"
         )
     if not view.c_contiguous:
-        raise CheckpointError(f"tensor {part.name!r}: its bytes are not contiguous; make it so before it is saved")
+        raise CheckpointError(
+            f"tensor {part.name!r}: its bytes are not contiguous; make it contiguous before it is saved"
+        )
     return view.cast("B") if expected else memoryview(b"")

@@ -107,8 +107,10 @@ class RemotePointStore:
                 self._store.upload(name, [memoryview(data)])
                 owner = self._read_owner()
                 if owner is None:
-                    lost = f"{self._store.where(name)}: the server took it and doesn't give it back"
-                    raise StoreError(f"{lost}. Fix: see that CHECKPOINT_PATH and AWS_ENDPOINT_URL name an object store")
+                    lost = f"{self._store.where(name)}: the server accepted it but does not return it"
+                    raise StoreError(
+                        f"{lost}. Fix: check that CHECKPOINT_PATH and AWS_ENDPOINT_URL name an object store"
+                    )
         self._require_own(owner)
         self._is_claimed = True  # for good: the object is never written again
 
@@ -147,7 +149,7 @@ class RemotePointStore:
         if OWNER_FILE not in sizes:
             raise StoreError(
                 f"{self._store.where(name)} can be read, but the server lists no such object: its listings are wrong. "
-                "Fix: see what the endpoint (for s3: AWS_ENDPOINT_URL) and any proxy answer; what was saved is unharmed"
+                "Fix: check what the endpoint (for s3: AWS_ENDPOINT_URL) and any proxy answer; saved data is intact"
             )
         return sizes
 
@@ -271,8 +273,8 @@ class RemotePointStore:
         if owner is not None and owner.job == self._owner.job:
             return
         raise ForeignFolderError(
-            f"{self}: belongs to {owner or 'nobody'}, this is {self._owner}; choose another CHECKPOINT_PATH, or delete "
-            "that folder if nobody needs it"
+            f"{self}: belongs to {owner or 'no job'}, this is {self._owner}. Fix: choose another CHECKPOINT_PATH, or "
+            "delete that folder if it is not needed"
         )
 
     def _require_newest(self, point: Point, names: Collection[str]) -> None:
@@ -281,7 +283,7 @@ class RemotePointStore:
         if newest > point.generation:
             raise StoreError(
                 f"{self}: generation {newest} already saves here, so this process of generation {point.generation} was "
-                "replaced and saves nothing more; end it"
+                "replaced and saves nothing more. Fix: end it"
             )
 
     # ---- one attempt
@@ -311,7 +313,7 @@ class RemotePointStore:
     def _read_manifest(self, attempt: Attempt) -> Manifest:
         data = self._store.read(self._name(attempt.manifest_name), MAX_MANIFEST_BYTES + 1)
         if data is None:
-            raise CheckpointError("its manifest was deleted while it was looked at")
+            raise CheckpointError("its manifest was deleted while it was read")
         header = (manifest := decode_manifest(data)).header
         if header.job != self._owner.job:
             raise CheckpointError(f"was saved by job {header.job}, this is job {self._owner.job}")

@@ -127,7 +127,7 @@ class Incoming:
         """Store the next piece; raises :class:`CheckpointError` if it is not what was sent."""
         content, digest = piece[:-_DIGEST_BYTES], piece[-_DIGEST_BYTES:]
         if xxhash.xxh3_128_digest(content, self._number) != digest:
-            raise CheckpointError(f"{_ORIGIN}: piece {self._number} is not what was sent; ask for it again")
+            raise CheckpointError(f"{_ORIGIN}: piece {self._number} is not what was sent; request it again")
         self._number += 1
         _move(self._rest, content, outwards=False)
 
@@ -145,19 +145,19 @@ def sizes_of(data_bytes: int) -> list[int]:
 
 def _preface_of(preface: memoryview) -> tuple[Manifest, memoryview]:
     if len(preface) < _HEAD.size:
-        raise CheckpointError(f"{_ORIGIN}: {len(preface)} bytes that begin no point; ask for it again")
+        raise CheckpointError(f"{_ORIGIN}: {len(preface)} bytes that do not begin a point; request it again")
     magic, manifest_bytes, header_bytes = _HEAD.unpack_from(preface)
     header_start = _HEAD.size + manifest_bytes
     header_end = header_start + header_bytes
     if magic != _MAGIC or header_end + _DIGEST_BYTES != len(preface):
-        raise CheckpointError(f"{_ORIGIN}: {len(preface)} bytes that begin no point; ask for it again")
+        raise CheckpointError(f"{_ORIGIN}: {len(preface)} bytes that do not begin a point; request it again")
     try:
         manifest = decode_manifest(bytes(preface[_HEAD.size : header_start]))
     except CheckpointError as error:
-        raise CheckpointError(f"{_ORIGIN}: {error}; ask for it again") from None
+        raise CheckpointError(f"{_ORIGIN}: {error}; request it again") from None
     file_header = preface[header_start:header_end]
     if xxhash.xxh3_128_digest(file_header) != preface[header_end:]:
-        raise CheckpointError(f"{_ORIGIN}: its list of tensors is not what was sent; ask for it again")
+        raise CheckpointError(f"{_ORIGIN}: its list of tensors is not what was sent; request it again")
     return manifest, file_header
 
 

@@ -128,13 +128,13 @@ def test_a_broken_upload_is_never_finished(monkeypatch: pytest.MonkeyPatch, buck
 
 def test_without_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(StoreError, match=r"s3://bucket/job: what reads s3:// is not installed .*samebits\[remote\]"):
+    with pytest.raises(StoreError, match=r"job: the package for s3:// is not installed .*samebits\[remote\]"):
         RemotePointStore("s3://bucket/job", 0, job="j", job_name="n")
 
 
 def test_without_what_reads_the_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(StoreError, match=r"gs://bucket/job: what reads gs:// is not installed .*gcsfs"):
+    with pytest.raises(StoreError, match=r"gs://bucket/job: the package for gs:// is not installed .*gcsfs"):
         RemotePointStore("gs://bucket/job", 0, job="j", job_name="n").scan()
 
 
@@ -171,7 +171,7 @@ def test_a_local_job_never_imports_fsspec() -> None:
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
 
 
-# ---- what answers is no object store
+# ---- the server is not an object store
 
 HTML = b"<html><body>Sign in to the network</body></html>"
 OTHER_XML = b'<?xml version="1.0"?><ListBuckets><Owner/></ListBuckets>'

@@ -130,7 +130,7 @@ def test_of_two_jobs_that_claim_at_once_one_gets_it(folder: Folder) -> None:
 
 def test_an_unreadable_owner_is_said(folder: Folder) -> None:
     folder.put("0/owner.json", b"[]")
-    with pytest.raises(StoreError, match=r"owner\.json: does not say whose folder this is"):
+    with pytest.raises(StoreError, match=r"owner\.json: names no job as the folder's owner"):
         save(folder.place(), 1)
 
 
