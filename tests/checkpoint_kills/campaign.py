@@ -38,7 +38,7 @@ VICTIMS = (
     "trainer, writer and keeper",
 )
 ELEMENTS = (1_000, 100_000, 1_000_000)
-UNPROVEN = "its writer died before it was hashed"
+UNPROVEN = "its writer died before hashing it"
 MOST_OCCURRENCES = 6
 MEAN_DELAY_S = 0.01
 WITHIN_S = 120.0

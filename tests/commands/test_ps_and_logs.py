@@ -77,7 +77,7 @@ def test_planted_log_is_neither_shown_nor_waited_for(here: Path, capsys: pytest.
     assert main(["logs", "0"]) != 0
     said = capsys.readouterr()
     assert "a secret" not in said.out
-    assert "no plain file" in said.err
+    assert "not a plain file" in said.err
 
 
 def test_log_of_a_replaced_worker_with_its_error_is_shown(

@@ -133,8 +133,8 @@ def test_file_that_changes_at_each_read_is_read_and_reported_less_often(tmp_path
     ("make", "why"),
     [
         (lambda path: path.write_bytes(b"a\n" * MAX_FILE_BYTES), "more than 65536 bytes"),
-        (lambda path: path.mkdir(), "no plain file"),
-        (os.mkfifo, "no plain file"),  # and no process opens its other end
+        (lambda path: path.mkdir(), "not a plain file"),
+        (os.mkfifo, "not a plain file"),  # and no process opens its other end
         (lambda path: path.symlink_to(path), "cannot be read"),
     ],
 )

@@ -289,7 +289,7 @@ def test_keeper_whose_memory_was_emptied_accepts_the_next_copy(pair: tuple[End, 
     buddy.base.mkdir()
     rank.save(3)
     kind, sequence, problem = rank.heard()
-    assert (kind, sequence) == ("uncopied", 3) and "was removed while it was in use" in problem
+    assert (kind, sequence) == ("uncopied", 3) and "was removed while in use" in problem
     rank.save(4)
     assert rank.heard() == ("copied", 4, "")
     assert buddy.kept() == [4]

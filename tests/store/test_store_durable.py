@@ -150,7 +150,7 @@ def test_failing_new_file_leaves_nothing_and_harms_no_other(tmp_path: Path) -> N
             raise ValueError
         assert (names_in(tmp_path), target.read_bytes()) == (["file"], b"old")
     with (
-        pytest.raises(StoreError, match="has that name already"),
+        pytest.raises(StoreError, match="remove the existing file"),
         durable.new_file(target, replace=False) as descriptor,
     ):
         durable.write_all(descriptor, b"new")

@@ -273,7 +273,7 @@ def test_remains_of_an_older_journal_on_the_disk_are_ignored(tmp_path: Path) -> 
 @pytest.mark.parametrize("content", [b"", b"\x93SBJ", b"{}", b"x" * 1000, bytes(1000)])
 def test_foreign_file_is_refused_and_kept(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "journal").write_bytes(content)
-    with pytest.raises(JournalDamagedError, match=r"is no journal.*run\.sh --fresh"):
+    with pytest.raises(JournalDamagedError, match=r"is not a journal.*run\.sh --fresh"):
         load(tmp_path)
     assert (tmp_path / "journal").read_bytes() == content
 
@@ -299,5 +299,5 @@ def test_oversized_file_is_not_read(tmp_path: Path) -> None:
 
 def test_folder_in_the_journals_place_is_named(tmp_path: Path) -> None:
     (tmp_path / "journal").mkdir()
-    with pytest.raises(StoreError, match="no plain file"):
+    with pytest.raises(StoreError, match="not a plain file"):
         load(tmp_path)

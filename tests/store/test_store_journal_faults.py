@@ -131,7 +131,7 @@ def test_write_that_cannot_be_undone_ends_writing(folder: Path) -> None:
         with pytest.raises(StoreError, match="EIO"):
             journal.append(BATCHES[-1])
         disk.fail_at = -1
-        with pytest.raises(StoreError, match="could not be taken back"):
+        with pytest.raises(StoreError, match="could not be undone"):
             journal.append([b"next"])
         journal.close()
     assert load(folder) == BEFORE

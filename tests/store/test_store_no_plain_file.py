@@ -51,7 +51,7 @@ def test_only_a_plain_file_is_opened(tmp_path: Path, other: Make) -> None:
     os.close(descriptor)
     other(tmp_path / "other")
     before = len([*Path("/proc/self/fd").iterdir()])
-    with pytest.raises(OSError, match="it is no plain file"):
+    with pytest.raises(OSError, match="it is not a plain file"):
         durable.open_regular(tmp_path / "other")
     assert len([*Path("/proc/self/fd").iterdir()]) == before
     with pytest.raises(FileNotFoundError):
@@ -67,14 +67,14 @@ def test_point_without_a_plain_manifest_is_skipped(tmp_path: Path, other: Make) 
     assert [one.point.step for one in found if one.manifest is not None] == [good.point.step]
     (problem,) = [one.problem for one in found if one.manifest is None]
     assert problem is not None
-    assert "no plain file" in problem
+    assert "not a plain file" in problem
 
 
 def test_point_without_plain_data_is_not_verified(tmp_path: Path, other: Make) -> None:
     found = save(tmp_path, 1)
     found.data_file.unlink()
     other(found.data_file)
-    with pytest.raises(CheckpointError, match="no plain file"):
+    with pytest.raises(CheckpointError, match="not a plain file"):
         verify(found)
 
 
@@ -86,7 +86,7 @@ def test_ownership_file_must_be_a_plain_file(tmp_path: Path, other: Make) -> Non
     }
     for name, read in readers.items():
         other(tmp_path / name)
-        with pytest.raises(StoreError, match="it is no plain file"):
+        with pytest.raises(StoreError, match="it is not a plain file"):
             read(tmp_path)
-    with pytest.raises(StoreError, match="it is no plain file"):
+    with pytest.raises(StoreError, match="it is not a plain file"):
         Journal.open(tmp_path)

@@ -66,7 +66,7 @@ def append(folder: Path) -> object:
 PLANTED: list[tuple[str, Callable[[Path], object], Use, str]] = [
     ("a folder others write", lambda at: at.chmod(0o777), private.check_folder, "others may write in it (mode 0777)"),
     ("a folder a group writes", lambda at: at.chmod(0o770), private.make_folder, "others may write in it (mode 0770)"),
-    ("a link to nowhere", lambda at: (at.rmdir(), at.symlink_to("/nowhere")), private.check_folder, "looking at"),
+    ("a link to nowhere", lambda at: (at.rmdir(), at.symlink_to("/nowhere")), private.check_folder, "checking"),
     ("a file for a folder", lambda at: (at.rmdir(), at.touch()), private.make_folder, "expected a folder"),
     ("a link for a file, read", lambda at: (at / "log").symlink_to("/etc/passwd"), read_log, "a link or a pipe"),
     ("a link for a file, written", lambda at: (at / "log").symlink_to(at.parent / "x"), append, "a link or a pipe"),
@@ -95,7 +95,7 @@ def test_file_of_another_user_is_refused_with_both_names(
     (folder / "log").write_bytes(b"abc")
     mine = private.user(os.geteuid())
     monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
-    with pytest.raises(StoreError, match=rf"belongs to {mine}, and this is user {SOMEBODY}: what another user left"):
+    with pytest.raises(StoreError, match=rf"belongs to {mine}, and this is user {SOMEBODY}; other users"):
         use(folder)
     assert (folder / "log").read_bytes() == b"abc"
 
@@ -109,5 +109,5 @@ def test_folder_link_planted_by_another_user_is_not_followed(
         os.lchown(link, SOMEBODY, SOMEBODY)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: SOMEBODY)
-    with pytest.raises(StoreError, match=r"a link of .*, which is not followed"):
+    with pytest.raises(StoreError, match=r"a link that belongs to .*, which is not followed"):
         private.check_folder(link)

@@ -21,11 +21,11 @@ def note(state: State, silent_s: float = 1.0) -> ProbeNote:
 @pytest.mark.parametrize(
     ("found", "lives", "alive", "ready", "says"),
     [
-        (None, False, False, False, "has not come to samebits.init"),
+        (None, False, False, False, "has not reached samebits.init"),
         (note(State.WAITING), True, True, False, "waits for its seat"),
         (note(State.READY), True, True, True, "is in the job"),
-        (note(State.READY), False, False, False, "is gone and has not said"),
-        (note(State.WAITING), False, False, False, "is gone and has not said"),
+        (note(State.READY), False, False, False, "is gone and did not report"),
+        (note(State.WAITING), False, False, False, "is gone and did not report"),
         (note(State.ENDED), False, True, False, "has ended by itself"),
         (note(State.ENDED), True, True, False, "has ended by itself"),  # another process has its pid, or it is ending
         (note(State.READY, SILENT_S), True, True, True, "is in the job"),

@@ -131,7 +131,7 @@ def test_failing_disk_is_no_permission_to_send(tmp_path: Path, monkeypatch: pyte
 
     with monkeypatch.context() as patched:
         patched.setattr(os, "chmod", chmod)
-        with pytest.raises(StoreError, match=r"claim stands failed: .*EIO.*Fix: "):
+        with pytest.raises(StoreError, match=r"claim failed: .*EIO.*Fix: "):
             journal.append([b"x"])
     assert not journal.goes_on
     with pytest.raises(StoreError, match="nothing more is written"):

@@ -272,7 +272,7 @@ def test_damaged_point_is_saved_again_and_kept(rank: Rank) -> None:
     rank.require_falls_back_to((10, 5), "damaged")
     damaged = contents_of(rank.point(NEWEST))
     save(rank.root, NEWEST)
-    rank.require_falls_back_to((15, 10, 5), "saved anew")
+    rank.require_falls_back_to((15, 10, 5), "saved again")
     assert contents_of(rank.folder / f"damaged-1-{rank.point(NEWEST).name}") == damaged
 
 

@@ -172,7 +172,7 @@ def test_full_disk_leaves_the_older_point_and_no_trace(base: Path, root: Path) -
         assert trainer.save(1).problem is None
         problem = trainer.save(2, count=3_000_000).problem
         assert problem is not None and "saving the point failed: File too large (EFBIG)" in problem
-        assert "Fix: raise the limit of a file's size (see `ulimit -f`), or choose another folder" in problem
+        assert "Fix: raise the file size limit (see `ulimit -f`), or choose another folder" in problem
         assert whole_steps(root) == [1]
         assert [name for name in names_in(root / "0") if name.startswith(".tmp")] == []
         assert trainer.save(3).problem is None
@@ -347,7 +347,7 @@ def test_writer_finishes_what_a_killed_trainer_sealed_and_the_successor_waits(
     try:
         assert child.wait(WAIT_S) == -signal.SIGKILL
         lock = DirectoryLock(rank_directory(root, 0), "worker 0")
-        with pytest.raises(LockedError, match="the last to leave its name, is gone"):
+        with pytest.raises(LockedError, match="its last known holder, is gone"):
             lock.acquire()
         with pytest.raises(LockedError, match="another live process"):
             MemoryRoom(base, JOB, 0)

@@ -141,13 +141,13 @@ def test_invalid_page_is_refused(tmp_path: Path, content: bytes | None) -> None:
 def test_page_that_others_may_write_is_refused(tmp_path: Path) -> None:
     page = made(tmp_path)
     page.path.parent.chmod(0o755)
-    with pytest.raises(StoreError, match="not this user's alone"):
+    with pytest.raises(StoreError, match="does not belong to this user alone"):
         read_page(tmp_path, JOB, 0)
-    with pytest.raises(StoreError, match="not this user's alone"):
+    with pytest.raises(StoreError, match="does not belong to this user alone"):
         made(tmp_path)
     page.path.parent.chmod(0o700)
     os.link(page.path, tmp_path / "elsewhere")
-    with pytest.raises(StoreError, match="no plain file of this user's alone"):
+    with pytest.raises(StoreError, match="not a plain file of this user alone"):
         read_page(tmp_path, JOB, 0)
     page.path.unlink()
     page.path.symlink_to(tmp_path / "elsewhere")
@@ -155,7 +155,7 @@ def test_page_that_others_may_write_is_refused(tmp_path: Path) -> None:
         read_page(tmp_path, JOB, 0)
     page.path.unlink()
     page.path.mkdir()
-    with pytest.raises(StoreError, match="no plain file"):
+    with pytest.raises(StoreError, match="not a plain file"):
         read_page(tmp_path, JOB, 0)
 
 
@@ -164,7 +164,7 @@ def test_page_of_another_user_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     stranger = os.geteuid() + 1
     (tmp_path / f"samebits-{os.geteuid()}").rename(tmp_path / f"samebits-{stranger}")
     monkeypatch.setattr(os, "geteuid", lambda: stranger)
-    with pytest.raises(StoreError, match="not this user's alone"):
+    with pytest.raises(StoreError, match="does not belong to this user alone"):
         read_page(tmp_path, JOB, 0)
 
 

@@ -653,7 +653,7 @@ def test_erased_memory_sends_the_point_to_disk_and_later_ones_to_new_memory(
     (tmp_path / "memory").mkdir()
     assert save(saving, 3)
     assert not saving._saves.is_busy and saving.has_on_disk(Point(3, 1)), "training waited for the disk"
-    assert "was removed while it was in use" in caplog.text
+    assert "was removed while in use" in caplog.text
     assert save(saving, 4)
     assert saving._saves.is_busy, "copied in the background again"
     saving.flush()

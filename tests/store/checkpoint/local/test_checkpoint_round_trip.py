@@ -160,7 +160,7 @@ def test_random_tensors(
         ([TensorPart("w", "F4", (3,), bytes(2))], "whole bytes"),
         ([TensorPart("w", "U8", (1,), b"x"), TensorPart("w", "U8", (1,), b"y")], "'w': the name is taken"),
         ([TensorPart("__metadata__", "U8", (1,), b"x")], "the name is taken"),
-        ([TensorPart("\ud800", "U8", (1,), b"x")], "no valid text"),
+        ([TensorPart("\ud800", "U8", (1,), b"x")], "not valid text"),
         ([TensorPart("w", "U8", (2,), memoryview(b"abcd")[::2])], "not contiguous"),
     ],
 )

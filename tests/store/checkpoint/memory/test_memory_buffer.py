@@ -69,7 +69,7 @@ def test_half_written_header_is_rejected(written: int) -> None:
     ],
 )
 def test_header_that_exceeds_the_file_is_refused(header: SlotHeader) -> None:
-    with pytest.raises(CheckpointError, match="another file"):
+    with pytest.raises(CheckpointError, match="does not describe this file"):
         decode_header(header.encode(), FILE_BYTES)
 
 
@@ -101,7 +101,7 @@ def test_sealed_but_unhashed_slot_is_skipped_and_filled_next(tmp_path: Path) -> 
     unhashed = fill(room, 2)
     assert found_steps(tmp_path) == [1]
     _, (problem,) = points_in_memory(tmp_path, JOB, 0)
-    assert "step 2" in problem and "before it was hashed" in problem
+    assert "step 2" in problem and "before hashing it" in problem
     room.close()
     room = MemoryRoom(tmp_path, JOB, 0)
     assert fill_and_hash(room, 3) == unhashed, "the usable point must not be overwritten"
@@ -240,7 +240,7 @@ def test_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     for folder in (room_path(tmp_path, JOB, 0).parents[1], room_path(tmp_path, JOB, 0)):
         folder.chmod(0o700)
     room_path(tmp_path, JOB, 0).parent.chmod(0o755)
-    with pytest.raises(StoreError, match="not this user's alone"):
+    with pytest.raises(StoreError, match="does not belong to this user alone"):
         MemoryRoom(tmp_path, JOB, 0)
     assert points_in_memory(tmp_path, JOB, 0)[0] == []
 
@@ -268,7 +268,7 @@ def test_file_with_two_names_is_refused(tmp_path: Path) -> None:
     name = fill_and_hash(room, 1)
     os.link(room.path / name, tmp_path / "second")
     _, (problem,) = points_in_memory(tmp_path, JOB, 0)
-    assert "no plain file of this user's alone" in problem
+    assert "not a plain file of this user alone" in problem
 
 
 def test_point_of_another_job_or_slot_is_skipped(tmp_path: Path) -> None:
@@ -414,7 +414,7 @@ def test_slot_whose_file_was_removed_cannot_be_sealed(tmp_path: Path) -> None:
     (room.path / "a").unlink()
     (room.path / "b").unlink(missing_ok=True)
     slot = room._slots[0]
-    with pytest.raises(BufferGoneError, match="was removed while it was in use"):
+    with pytest.raises(BufferGoneError, match="was removed while in use"):
         slot.seal(9, b"manifest", 10)
     room.close()
 

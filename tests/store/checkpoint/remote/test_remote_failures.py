@@ -128,13 +128,13 @@ def test_broken_upload_is_never_completed(monkeypatch: pytest.MonkeyPatch, bucke
 
 def test_without_fsspec(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec", None)
-    with pytest.raises(StoreError, match=r"s3://bucket/job: what reads s3:// is not installed .*samebits\[remote\]"):
+    with pytest.raises(StoreError, match=r"job: the package for s3:// is not installed .*samebits\[remote\]"):
         RemotePointStore("s3://bucket/job", 0, job="j", job_name="n")
 
 
 def test_missing_library_for_the_scheme(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(StoreError, match=r"gs://bucket/job: what reads gs:// is not installed .*gcsfs"):
+    with pytest.raises(StoreError, match=r"gs://bucket/job: the package for gs:// is not installed .*gcsfs"):
         RemotePointStore("gs://bucket/job", 0, job="j", job_name="n").scan()
 
 
