@@ -1,9 +1,8 @@
-"""What holds a process up: the kinds of it, and how those from whom no word comes are told apart.
+"""Kinds of hang, and how to classify a process that sends nothing.
 
-Here live the kinds, what somebody on a process's host can see of it, and the words for both. Never here: how it is
-looked at (``service.sights``), or what is done about it (``causes.table``). The one idea: a process that says nothing
-may be stopped, hold Python's lock, wait in the kernel or be cut off, and which of them it is shows from outside: in the
-state that the kernel gives it, and in the moment at which its control thread last ran.
+Such a process may be stopped, hold Python's lock, wait in the kernel or be cut off. Two facts visible from outside
+tell which: the state that the kernel reports and the time since the control thread last ran.
+``service.process_state`` reads them; ``causes.table`` has the remedies.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 
 
 class Hang(enum.Enum):
-    """What holds a rank, or all of them."""
+    """What blocks one rank or all of them."""
 
     STUCK = "stands still in the script's code"
     BUSY = "computes"
@@ -32,11 +31,11 @@ class Hang(enum.Enum):
 
 
 SILENT_KINDS = frozenset({Hang.SILENT, Hang.STOPPED, Hang.TRACED, Hang.LOCKED, Hang.DISK, Hang.CUT_OFF})
-"""Those whose process says nothing itself."""
+"""Kinds in which the process itself sends nothing."""
 
 
 class Doing(enum.Enum):
-    """What the kernel says of a process (proc(5), the state of its first thread)."""
+    """State of a process's first thread as the kernel reports it (proc(5))."""
 
     RUNS = "runs, or sleeps until something comes"
     STOPPED = "was stopped by a signal"
@@ -46,14 +45,18 @@ class Doing(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What is seen of a process by whoever is on its host. ``quiet_s``: since its control thread last ran Python."""
+    """A process as seen from its host.
+
+    Attributes:
+        quiet_s: seconds since its control thread last ran Python; None if unknown.
+    """
 
     doing: Doing
     quiet_s: float | None = None
 
 
 def told_apart(sight: Sight | None, silent_s: float) -> Hang:
-    """What holds a process that has not been heard of for ``silent_s``, as far as it was seen."""
+    """Return the kind of hang of a process that has sent nothing for ``silent_s``."""
     if sight is None:
         return Hang.SILENT
     if sight.doing is Doing.STOPPED:
@@ -68,7 +71,7 @@ def told_apart(sight: Sight | None, silent_s: float) -> Hang:
 
 
 def fix_of(hang: Hang, pid: int, scheduler: str = "the scheduler") -> str:
-    """What a person can do about a silent process; empty where nothing is known."""
+    """Return what a person can do about a silent process; "" if unknown."""
     return {
         Hang.STOPPED: f"kill -CONT {pid}",
         Hang.TRACED: f"let the debugger go on or detach from pid {pid}",
