@@ -1,12 +1,10 @@
-"""What ended or holds up a process: its class, whether trying again can help, and what is done. One table.
+"""The cause table: maps what ended or blocks a process to its class, retry and remedy.
 
-Here live the rows from what can be observed to what is done; a user's own rows are read in ``service.cause_rules``.
-Never here: observing, or carrying a strategy out. The one idea: every decision on a cause (is it started again, does it
-end the job, what do its sentence and the page of messages say) reads the same row, so they cannot differ; the first row
-that fits counts, and the user's rows come first.
+All decisions and texts about a cause (restart, end of the job, messages, documentation) read the same row, so they
+cannot differ. The first row that fits is used; a user's own rows (``service.cause_rules``) come first.
 
-Only what the program or its data do the same way twice at the same step ends a job (``Retry.ONCE``): whatever comes
-from outside (a kill, a node, a network, a disk, a device, a preemption) is tried again for ever, ever more slowly.
+Only failures that the program or its data repeat at the same step end a job (``Retry.ONCE``). External causes (a kill,
+node, network, disk, device or preemption) are retried forever, at growing intervals.
 """
 
 from __future__ import annotations
@@ -131,7 +129,7 @@ _DEVICE = Row(
         "fallen off the bus",
         "hardware stack error",
         "device(s) is/are busy or unavailable",
-        *("UCE ERROR", "HBM MULTI BIT ECC ERROR", "SUSPECT MEM ERROR"),  # torch_npu's, as the next two rows have them
+        *("UCE ERROR", "HBM MULTI BIT ECC ERROR", "SUSPECT MEM ERROR"),  # torch_npu's, like those in the next two rows
     ),
     avoids_host=True,
 )
@@ -330,21 +328,21 @@ TABLE: tuple[Row, ...] = (
     *(_STOPPED, _TRACED, _LOCKED, _DISK, _CUT_OFF),
     *(_GONE, _CLOSED, _SILENT, _UNEQUAL, UNKNOWN),
 )
-"""In this order: the first that fits counts."""
+"""In this order: the first row that fits is used."""
 
 
 @dataclass(frozen=True, slots=True)
 class CauseTable:
-    """The rows that count here: ``own``, a user's, before those of ``TABLE``."""
+    """The rows in effect: the user's (``own``), then ``TABLE``."""
 
     own: tuple[Row, ...] = ()
 
     def of(self, seen: Observation) -> Row:
-        """The row of what was observed."""
+        """Return the first row that fits the observation."""
         return next((row for row in (*self.own, *TABLE) if row.fits(seen)), UNKNOWN)
 
     def strategy_for(self, hang: Hang) -> Strategy:
-        """What is done about a hang."""
+        """Return the remedy for a hang."""
         return self.of(Observation(hang=hang)).strategies[0]
 
 
