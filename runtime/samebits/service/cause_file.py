@@ -25,19 +25,19 @@ _HANGS = {one.name.lower(): one for one in Hang}
 _OTHERWISE = dict.fromkeys(
     (Strategy.SPARE, Strategy.SHRINK, Strategy.DRAIN, Strategy.RESTART), (Strategy.RESTART, Strategy.WAIT)
 )
-"""What is done where a job cannot follow the strategy: it has no spare, say."""
+"""Fallback if a job cannot apply the strategy, for example without a spare."""
 _HEAD = re.compile(r"^\s*\[\[\s*cause\s*\]\]", re.MULTILINE)
 _AT_LINE = re.compile(r" \(at line (\d+), column \d+\)$")
 
 
 def read_rules(text: str, name: str) -> CauseTable:
-    """The table with the rows of this text before it.
+    """Return the table with the rows of this text in front.
 
     Args:
-        name: of the file, for the sentence.
+        name: the file's name for messages.
 
     Raises:
-        SettingsError: something in it is wrong.
+        SettingsError: the text is invalid.
     """
     if len(text) > MAX_BYTES:
         raise _wrong(name, 1, f"more than {MAX_BYTES} characters", "leave out what is not needed")
@@ -100,7 +100,7 @@ def _row(row: dict[str, Any], name: str, line: int) -> Row:
 
 
 def _one_of(row: dict[str, Any], key: str, values: dict[str, Any], name: str, line: int) -> Any:
-    """What the key's word stands for; None where it is not there."""
+    """Return the value of the key's word; None if the key is missing."""
     if key not in row:
         return None
     word = row[key]
@@ -142,10 +142,10 @@ def _wrong(name: str, line: int, what: str, fix: str) -> SettingsError:
 
 
 def table_of(settings: Settings) -> CauseTable:
-    """The table that counts in this job.
+    """Return the cause table of this job.
 
     Raises:
-        SettingsError: there is no such file, or something in it is wrong.
+        SettingsError: the file is missing or invalid.
     """
     path = settings.cause_table
     if path is None:
