@@ -1,7 +1,7 @@
-"""``samebits ranktable``: Ascend's table of which rank runs on which NPU (RANK_TABLE_FILE, versions 1.0 and 1.2).
+"""``samebits ranktable``: Ascend's rank tables (RANK_TABLE_FILE, versions 1.0 and 1.2).
 
-A table is read as its publisher describes it (hiascend.com, HCCL user guide, "ranktable"). Unknown fields are kept, and
-nothing is guessed. *soft* accepts what identifies ranks, servers and devices; *strict* requires all that HCCL requires.
+They are read as documented in hiascend.com, HCCL user guide, "ranktable". Unknown fields are ignored, and nothing is
+guessed. *soft* accepts what identifies ranks, servers and devices; *strict* requires all that HCCL requires.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 class Device(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One NPU; every value is a text, as in the file."""
+    """One NPU; all values are texts, as in the file."""
 
     device_id: str
     rank_id: str
@@ -73,33 +73,33 @@ class RankTable(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def world_size(self) -> int:
-        """How many ranks there are."""
+        """Return the number of ranks."""
         return sum(len(server.device) for server in self.server_list)
 
     def server_here(self, names: Iterable[str]) -> Server | None:
-        """The server that goes by one of these names or addresses."""
+        """Return the server with one of these names or addresses, or None."""
         known = {name.lower() for name in names}
         return next((one for one in self.server_list if {one.server_id.lower(), one.host_ip.lower()} & known), None)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A table, and what it lacks of what HCCL wants; empty where nothing."""
+    """A table, and what it lacks of HCCL's requirements."""
 
     table: RankTable
     lacks: tuple[str, ...]
 
 
 def parse(text: bytes, name: str, *, strict: bool) -> Found:
-    """The table of a file.
+    """Parse a rank table.
 
     Args:
-        text: the file.
-        name: of the file, for the sentences.
-        strict: what HCCL would refuse is refused, too.
+        text: content of the file.
+        name: of the file, for messages.
+        strict: also refuse what HCCL would refuse.
 
     Raises:
-        SettingsError: it is no rank table, or not of a world; every fault that was found is a line.
+        SettingsError: it is not a valid rank table of a world; one line per fault.
     """
     if len(text) > MOST_BYTES:
         raise SettingsError([f"{name}: more than {MOST_BYTES >> 20} MiB. Fix: name a rank table"])
@@ -117,7 +117,7 @@ def parse(text: bytes, name: str, *, strict: bool) -> Found:
 
 
 def _faults(table: RankTable) -> Iterable[str]:
-    """What makes ranks, servers or devices ambiguous."""
+    """Yield ambiguities of ranks, servers or devices."""
     if table.version not in VERSIONS:
         yield f"version {table.version!r}: expected {' or '.join(VERSIONS)}. Fix: make the table anew"
     if table.status not in ("", COMPLETED):
@@ -142,7 +142,7 @@ def _faults(table: RankTable) -> Iterable[str]:
 
 
 def _lacks(table: RankTable) -> Iterable[str]:
-    """What HCCL asks for besides."""
+    """Yield further requirements of HCCL that are not met."""
     if not table.status:
         yield f"status is missing. Fix: add {COMPLETED!r}"
     is_alone = len(table.server_list) == 1
@@ -170,13 +170,13 @@ def _is_address(text: str) -> bool:
 
 
 def made(server_id: str, devices: Sequence[int], addresses: dict[int, str], host_ip: str = "") -> RankTable:
-    """The table of one server: its devices are ranks in this order."""
+    """Return the table of one server, whose devices are ranked in this order."""
     entries = tuple(Device(str(one), str(rank), addresses.get(one, "")) for rank, one in enumerate(devices))
     return RankTable("1.0", "1", (Server(server_id, entries, host_ip),), COMPLETED)
 
 
 def joined(tables: Sequence[RankTable]) -> RankTable:
-    """Join tables of several servers; ranks are numbered in the order given."""
+    """Join tables of several servers; ranks are numbered in the given order."""
     servers, first = [], 0
     for table in tables:
         for server in table.server_list:
@@ -190,20 +190,20 @@ def joined(tables: Sequence[RankTable]) -> RankTable:
 
 
 def text_of(table: RankTable) -> str:
-    """The file."""
+    """Return the content of the table's file."""
     return json.dumps(msgspec.to_builtins(table), indent=2) + "\n"
 
 
 def addresses_in(hccn: str) -> dict[int, str]:
-    """The address of each device, from the text of hccn.conf."""
+    """Return the address of each device in the text of hccn.conf."""
     return {int(number): address for number, address in _ADDRESS.findall(hccn)}
 
 
 def read(path: Path, *, strict: bool) -> Found:
-    """The table at this path.
+    """Read the table at this path.
 
     Raises:
-        SettingsError: it cannot be read, or is no rank table of a world.
+        SettingsError: it cannot be read, or is not a valid rank table of a world.
     """
     try:
         text = read_named_file(path, MOST_BYTES)
