@@ -215,7 +215,7 @@ def test_a_ranks_generators_are_fetched_from_the_host_where_it_died(
     job.place[2] = job.place[1]
     job.start_worker(2)
     assert job.wait_finished() == undisturbed(*trained, workers=WORKERS)
-    assert job.matches("scheduler", r"the generators of rank (\d, )*2(, \d)* go on as its page in memory has them")
+    assert job.matches("scheduler", r"the generators of rank (\d, )*2(, \d)* are restored from its page in memory")
     for rank in (0, 1):
         numbers = [step.number for step in job.steps(rank)]
         assert numbers == sorted(set(numbers)), f"rank {rank} took a step twice: {numbers}"

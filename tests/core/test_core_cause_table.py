@@ -106,7 +106,7 @@ def test_every_row_is_reached_says_what_to_do_and_has_a_name_of_its_own() -> Non
     assert len({row.fault for row in TABLE}) == len(TABLE)
     for row in TABLE:
         example = Observation(
-            status=min(row.statuses, default=None) if row.fault != "it ended by itself with a status of its own" else 3,
+            status=min(row.statuses, default=None) if row.fault != "it exited with a status of its own" else 3,
             signal=max(row.signals, default=None) if len(row.signals) < 9 else signal.SIGKILL,
             error=row.texts[0] if row.texts else "",
             is_failure=bool(row.is_failure),
@@ -149,7 +149,7 @@ ROW = DEFAULT.of(Observation(notice=Notice.GONE))
         (Means(goes_on=False, spare="on its host"), Strategy.STOP, "the job ends (ENABLE_RECOVERY=0)"),
         (Means(spare="on its host", has_launcher=True), Strategy.SPARE, "a spare on its host takes over"),
         (Means(has_launcher=True, shrinks_after_s=10.0), Strategy.RESTART, "another process takes its place"),
-        (Means(shrinks_after_s=10.0), Strategy.SHRINK, "the others go on without it after 10 s (SHRINK_GRACE)"),
+        (Means(shrinks_after_s=10.0), Strategy.SHRINK, "the others continue without it after 10 s (SHRINK_GRACE)"),
         (Means(), Strategy.WAIT, "the others wait for it"),
     ],
 )

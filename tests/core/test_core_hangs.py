@@ -36,7 +36,7 @@ def test_each_silent_kind_has_a_fix_but_the_unknown_one() -> None:
 
 
 def silent_house(node_timeout_s: float = 20.0) -> House:
-    """Worker 1 has not been heard of for 11 s; worker 0 waits for it."""
+    """Worker 1 has not been heard from for 11 s; worker 0 waits for it."""
     house = training_for_a_while(2, step_timeout_s=6.0, node_timeout_s=node_timeout_s)
     for second in range(1, 11):
         house.tick(1.0)
@@ -52,7 +52,7 @@ def test_the_shell_is_told_whom_to_look_at_and_the_sentence_says_what_was_seen()
     report(house, "0", WAITS._replace(still_s=11.0))
     house.tick()
     (said,) = house.notes
-    assert "worker 1 has not been heard of for 11 s: it is stopped (SIGSTOP), worker 0 waits for it in" in said
+    assert "worker 1 has not been heard from for 11 s: it is stopped (SIGSTOP), worker 0 waits for it in" in said
     assert house.core.found is not None and [hang for _, hang in house.core.found.culprits] == [Hang.STOPPED]
 
 
@@ -60,7 +60,7 @@ def test_where_nobody_looks_it_is_only_said_to_be_silent() -> None:
     house = silent_house()
     report(house, "0", WAITS._replace(still_s=11.0))
     house.tick()
-    assert "worker 1 has not been heard of for 11 s, worker 0 waits for it" in house.notes[0]
+    assert "worker 1 has not been heard from for 11 s, worker 0 waits for it" in house.notes[0]
 
 
 def lose(house: House, sight: Sight | None) -> str:

@@ -101,7 +101,7 @@ def test_a_host_is_said_to_be_unwell_once_and_once_to_be_well_again() -> None:
     feels(house, "0")
     assert notes_on(house, "host-0 ") == [
         "host host-0 (worker 0): its CPUs are 100 % busy (limit 90 %, HEALTH=cpu)",
-        "host host-0 is well again: its CPUs",
+        "host host-0 is healthy again: its CPUs",
     ]
     assert house.core.ailments == []
 

@@ -125,7 +125,7 @@ def test_an_evaluation_on_all_ranks_is_nobodys_fault() -> None:
 def test_a_silent_one_is_said_to_be_silent_whatever_it_told_last() -> None:
     found = judge([member(0, WAITS), member(1, WAITS, silent_s=4.0)])
     assert [(one.node, hang) for one, hang in found.culprits] == [("1", Hang.SILENT)]
-    assert "worker 1 has not been heard of for 4 s, worker 0 waits for it" in sentence(found, 6.0)
+    assert "worker 1 has not been heard from for 4 s, worker 0 waits for it" in sentence(found, 6.0)
 
 
 # ---- the clock
@@ -205,7 +205,7 @@ def test_who_comes_on_ends_the_standstill() -> None:
     assert house.core.standstill
     report(house, "0", None)
     house.tick(0.5)
-    assert house.notes[-1] == "the job comes on" and house.core.standstill == ""
+    assert house.notes[-1] == "the job makes progress again" and house.core.standstill == ""
     assert house.core.wake_at() is not None
 
 
@@ -251,7 +251,7 @@ def test_where_all_wait_in_the_same_collective_the_group_is_formed_anew_and_nobo
     assert ended(house) == [] and {"s0", "s1"} == {
         session for session, sent in house.sent.items() if any(isinstance(one, RoundOpened) for one in sent[-2:])
     }
-    assert "the group is formed anew after 12 s" in house.notes[0]
+    assert "the group is formed again after 12 s" in house.notes[0]
 
 
 def test_a_stopped_one_is_named_before_its_lease_is_over() -> None:
@@ -260,7 +260,7 @@ def test_a_stopped_one_is_named_before_its_lease_is_over() -> None:
         house.tick(1.0)
         report(house, "0", WAITS._replace(still_s=float(second)))
     assert house.notes[0].startswith("no step for ")
-    assert "worker 1 has not been heard of for" in house.notes[0] and ended(house) == []
+    assert "worker 1 has not been heard from for" in house.notes[0] and ended(house) == []
 
 
 def test_one_that_hangs_at_the_same_step_again_is_looked_on_twice_as_long() -> None:

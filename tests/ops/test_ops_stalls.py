@@ -111,9 +111,9 @@ def test_a_standstill_is_looked_at_once_and_the_next_one_again(tmp_path: Path, h
         (
             Sight(Doing.RUNS, 0.1),
             Answer(dump(70)),
-            "runs, but none of its messages arrives: the network between it and",
+            "runs, but its messages do not arrive: the network between it and",
         ),
-        (None, Answer(silence=Silence.NO_CHANNEL), "is not heard of; its threads: {}"),
+        (None, Answer(silence=Silence.NO_CHANNEL), "does not respond; its threads: {}"),
     ],
 )
 def test_a_silent_one_is_told_apart(sight: Sight | None, answer: Answer, said: str, tmp_path: Path, host: Host) -> None:

@@ -116,7 +116,7 @@ def test_replacements_that_start_when_the_job_ends_are_not_left_behind(job: Shel
     (job.folder / "importing").touch()
     job.kill_at_once("worker_0", "worker_1.1", "worker_2")
     assert shell.end() == JobInterruptedError.exit_code, shell.text
-    assert "it began anew 1 times (RESET_LIMIT)" in shell.text
+    assert "training restarted 1 times (RESET_LIMIT)" in shell.text
     assert job.running() == []
 
 

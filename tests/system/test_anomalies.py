@@ -35,7 +35,9 @@ def test_the_same_value_again_ends_the_script(new_job: Callable[..., Job]) -> No
     job = new_job("--bad", "always", script=SCRIPT, workers=2, settings=RECOMPUTED)
     job.start()
     assert job.worker(1).wait(60.0) == AnomalyError.exit_code
-    assert job.matches(1, rf"rank 1, step 12: {BAD}, and the same value came again .*the model or the data is at fault")
+    assert job.matches(
+        1, rf"rank 1, step 12: {BAD}, and the same value was recomputed .*the model or the data is at fault"
+    )
     job.kill(0)
     job.scheduler.kill()
     job.wait_for_writers()

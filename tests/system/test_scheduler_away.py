@@ -86,7 +86,7 @@ def test_a_scheduler_that_stands_still_loses_nobody(
         job.wait_for_step(GATE, rank)  # training does not stand still with it
     time.sleep(max(0.0, stopped_at + PAUSED_S - time.monotonic()))  # what is shown: a pause longer than a lease
     job.scheduler.signal(signal.SIGCONT)
-    job.wait_for(SCHEDULER, r"stood still for \d+\.\d s; nobody loses a lease by that")
+    job.wait_for(SCHEDULER, r"was paused for \d+\.\d s; no lease expires because of it")
     job.open_gates(GATE)
     assert job.wait_finished() == undisturbed(*TRAINED)
     assert_no_new_round(job)
@@ -103,7 +103,7 @@ def test_a_lost_journal_is_made_anew_from_the_workers(
     shutil.rmtree(job.folder / "recovery")
     job.start_scheduler()
     job.wait_for(
-        SCHEDULER, rf"is rebuilt from {job.workers} of {job.workers} members of generation 1, who agree; term 1002"
+        SCHEDULER, rf"is rebuilt from {job.workers} of {job.workers} members of generation 1, which agree; term 1002"
     )
     job.open_gates(GATE)
     assert job.wait_finished() == undisturbed(*TRAINED)

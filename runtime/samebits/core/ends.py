@@ -30,12 +30,12 @@ class EndKind(enum.IntEnum):
     SCRIPT_FAILED = 6, errors.ScriptFailedError, "was ended by its script"  # recoverable
     UNTRAINED = 7, errors.UntrainedError, "was not trained"
     UNEQUAL = 8, errors.UnequalError, "was ended, because its ranks differ"
-    POINTS_LOST = 9, errors.PointsLostError, "could not go on"  # recoverable once the points are brought back
+    POINTS_LOST = 9, errors.PointsLostError, "could not continue"  # recoverable once the points are brought back
 
     FENCED = 32, errors.FencedError, "was replaced"
-    DUPLICATE = 33, errors.DuplicateNodeError, "has a namesake"
+    DUPLICATE = 33, errors.DuplicateNodeError, "has a duplicate"
     REFUSED = 34, errors.RefusedError, "was refused"
-    NUMERICS = 35, errors.NumericsError, "computes otherwise"
+    NUMERICS = 35, errors.NumericsError, "computes differently"
     UNREACHABLE = 36, errors.SchedulerUnreachableError, "found no scheduler"
     STUCK = 37, errors.StuckError, "was stuck"
 

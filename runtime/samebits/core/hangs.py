@@ -14,20 +14,20 @@ from dataclasses import dataclass
 class Hang(enum.Enum):
     """What blocks one rank or all of them."""
 
-    STUCK = "stands still in the script's code"
+    STUCK = "is stuck in the script's code"
     BUSY = "computes"
     LOADING = "waits for data"
     SAVING = "commits"
     COMPILING = "compiles"
-    SILENT = "is not heard of"
+    SILENT = "does not respond"
     STOPPED = "is stopped (SIGSTOP)"
     TRACED = "is held by a debugger"
     LOCKED = "runs no Python: something in it holds Python's lock (the GIL)"
     DISK = "waits in the kernel, most likely for a disk or a network folder"
-    CUT_OFF = "runs, but none of its messages arrives: the network between it and the scheduler is cut"
+    CUT_OFF = "runs, but its messages do not arrive: the network between it and the scheduler is down"
     APART = "is in another collective"
     LINK = "all wait in the same collective"
-    NOBODY_WAITS = "nobody waits for another"
+    NOBODY_WAITS = "no rank waits for another"
 
 
 SILENT_KINDS = frozenset({Hang.SILENT, Hang.STOPPED, Hang.TRACED, Hang.LOCKED, Hang.DISK, Hang.CUT_OFF})
@@ -74,8 +74,8 @@ def fix_of(hang: Hang, pid: int, scheduler: str = "the scheduler") -> str:
     """Return what a person can do about a silent process; "" if unknown."""
     return {
         Hang.STOPPED: f"kill -CONT {pid}",
-        Hang.TRACED: f"let the debugger go on or detach from pid {pid}",
-        Hang.LOCKED: f"samebits stack names the line; call it so that it lets Python's lock go, or kill -9 {pid}",
+        Hang.TRACED: f"let the debugger continue or detach from pid {pid}",
+        Hang.LOCKED: f"samebits stack names the line; make that call release Python's lock, or kill -9 {pid}",
         Hang.DISK: f"look at the disks and network folders that pid {pid} uses",
         Hang.CUT_OFF: f"look at the network between pid {pid} and {scheduler}",
     }.get(hang, "")

@@ -188,7 +188,7 @@ class RolledBack(Told, frozen=True, tag=19):
         """Return a short reason for the next round."""
         nodes = ", ".join(node for node, _ in self.suspects[:8]) + (" and others" if len(self.suspects) > 8 else "")
         who = f"worker {nodes}" if nodes else "the ranks"
-        return f"all ranks go back to step {self.to.step}: {who} differed after step {self.step}"
+        return f"all ranks roll back to step {self.to.step}: {who} differed after step {self.step}"
 
 
 class JobInterrupted(Told, frozen=True, tag=10):

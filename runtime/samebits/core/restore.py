@@ -125,7 +125,7 @@ def choose(
     everything = set().union(*held.values(), *copies.values())
     best = max(everything, default=None)
     if best is None:
-        return Restore(None, frozenset(), {}, "no restore point yet: everybody starts from rank 0's initial state")
+        return Restore(None, frozenset(), {}, "no restore point yet: every rank starts from rank 0's initial state")
     needing = [rank for rank, member in joined.items() if member.own_parts]
     common = set.intersection(*(own[rank] for rank in needing)) if needing else {best}
     point = max(common, default=best)
@@ -160,7 +160,7 @@ def choose(
     why = {rank: pages[rank].obstacle for rank in needing if has_pages and best not in own[rank]}
     text = _explain(point, best, holders, in_memory, lacking, borrowed, why)
     if by_page:
-        text += f"; the generators of rank {_some(sorted(by_page))} go on as its page in memory has them"
+        text += f"; the generators of rank {_some(sorted(by_page))} are restored from its page in memory"
     derived = [
         rank
         for rank in needing

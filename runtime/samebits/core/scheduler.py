@@ -549,7 +549,7 @@ class SchedulerCore:
             if self._rendezvous.can_tell():
                 self._rendezvous.start(seat)
             elif message.term == self._ledger.state.term:  # otherwise it was sent to an earlier scheduler and came late
-                self._break(f"worker {seat.node} was not told generation {committed} before the scheduler died")
+                self._break(f"worker {seat.node} did not receive generation {committed} before the scheduler died")
         elif message.generation == committed and message.activity is Activity.WAITING:
             self._failed_collective = self._why_left(seat, committed)
         elif message.generation == committed and message.activity is Activity.DONE:
@@ -680,7 +680,7 @@ class SchedulerCore:
             self._lose(seat, text, spoke=True, status=status)
         elif not seat.has_left:
             self._leases.leave(seat)
-            self._ledger.ready.say(f"{seat.title} left: {text}, as its launcher says")
+            self._ledger.ready.say(f"{seat.title} left: {text}, according to its launcher")
         self._ending.if_everybody_left()
 
     def _hear_of_sight(self, told: ProcessSeen) -> None:
@@ -737,7 +737,7 @@ class SchedulerCore:
         self._ending.shift(gap_s)
         self._equality.shift(gap_s)
         self._world.shift(gap_s)
-        text = f"this scheduler stood still for {gap_s:.1f} s; nobody loses a lease by that"
+        text = f"this scheduler was paused for {gap_s:.1f} s; no lease expires because of it"
         self._ledger.ready.say(text, Level.WARNING)
 
     def _tick(self) -> None:
@@ -898,7 +898,7 @@ class SchedulerCore:
             if self._world.has_resets_left():
                 self._rendezvous.open(reason, blames_nobody=not reasons)
             else:
-                limit = f"it began anew {ledger.policy.reset_limit} times (RESET_LIMIT)"
+                limit = f"training restarted {ledger.policy.reset_limit} times (RESET_LIMIT)"
                 self._ending.end_job(EndKind.INTERRUPTED, f"{limit}; now {reason}")
         elif (node := next(filter(ledger.is_present, newcomers), None)) and self._world.has_resets_left():
             self._done.clear()
@@ -906,4 +906,4 @@ class SchedulerCore:
 
 
 def _phase(word: str, names: str) -> str:
-    return f"{word}; waiting for {names}" if names else f"{word}; everybody is here"
+    return f"{word}; waiting for {names}" if names else f"{word}; all are here"

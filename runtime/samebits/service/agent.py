@@ -360,7 +360,7 @@ class Agent:
                 )
             if len(self._key_answers) >= MAX_OPEN_CALLS:
                 raise KeyValueError(
-                    f"samebits.kv: {MAX_OPEN_CALLS} calls of this process are under way, the most there may be. Fix: "
+                    f"samebits.kv: {MAX_OPEN_CALLS} calls of this process are under way, the maximum. Fix: "
                     "let fewer threads wait, or one for all"
                 )
             self._key_answers[ticket] = None

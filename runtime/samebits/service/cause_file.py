@@ -82,7 +82,7 @@ def _row(row: dict[str, Any], name: str, line: int) -> Row:
         raise _wrong(name, line, "a row without class or strategy", fix)
     hang = _one_of(row, "hang", _HANGS, name, line)
     if hang is not None and strategy in (Strategy.STOP, Strategy.DRAIN, Strategy.SHRINK):
-        done = "restart (it is ended and replaced), roll back (the group is formed anew) or wait (it is only named)"
+        done = "restart (it is ended and replaced), roll back (the group is formed again) or wait (it is only named)"
         raise _wrong(name, line, f"strategy = {_shown(strategy.value)} of a hang", f"write {done}")
     usual = Retry.ONCE if cause in (CauseClass.SOFTWARE, CauseClass.DATA) and hang is None else Retry.YES
     retry = Retry.NO if strategy is Strategy.STOP else _one_of(row, "again", _RETRIES, name, line) or usual

@@ -149,7 +149,7 @@ def test_another_value_the_second_time_was_a_transient_error(recomputing: Desk) 
     desk.reports(41, rank=1, loss=1.06)
     desk.reports(42, rank=1, loss=1.0)
     assert len(desk.odd) == 2 and desk.verdicts == 1
-    assert "is 1.06 now that it was computed again" in desk.odd[1][1] and "a transient error" in desk.odd[1][1]
+    assert "was 1.06 when recomputed" in desk.odd[1][1] and "a transient error" in desk.odd[1][1]
     goes_back(desk, loss=float("inf"))
 
 
@@ -173,7 +173,7 @@ def test_another_bad_value_is_said_and_gone_on_with(recomputing: Desk) -> None:
     desk = recomputing
     goes_back(desk, loss=50.0)
     desk.reports(41, rank=1, loss=60.0)
-    assert "is 60 now that it was computed again: either" in desk.odd[1][1]
+    assert "was 60 when recomputed: either" in desk.odd[1][1]
 
 
 def test_who_commits_before_it_reports_is_told_so(recomputing: Desk) -> None:

@@ -120,7 +120,7 @@ class AgentCore:
         self._policy = policy
         self._now = now
         self._ready = AgentReady()
-        self._stage = Stage.GOES_ON
+        self._stage = Stage.ACTIVE
         self._link = Link(LinkState.CLOSED, away_since=now)
         self._elsewhere = Elsewhere(policy.elsewhere_s)
         self._ask_at = now
@@ -332,7 +332,7 @@ class AgentCore:
 
     def _patience_ends_at(self) -> float | None:
         link = self._link
-        if self.activity is Activity.FINISHED or self._stage is not Stage.GOES_ON:
+        if self.activity is Activity.FINISHED or self._stage is not Stage.ACTIVE:
             return None
         if link.refused_since is not None:
             return link.refused_since + self._policy.topo_timeout_s
@@ -624,7 +624,7 @@ class AgentCore:
             self._end(message.kind, message.text)
 
     def _end(self, reason: EndKind, text: str, *, may_return: bool = False) -> None:
-        if self._stage is Stage.GOES_ON:
+        if self._stage is Stage.ACTIVE:
             self._ready.notices.append(MustEnd(reason, text, may_return))
             # The seat stays held until the process exits; a process without a seat must send nothing more.
             is_unseated = reason in (EndKind.FENCED, EndKind.REFUSED, EndKind.NUMERICS, EndKind.DUPLICATE)

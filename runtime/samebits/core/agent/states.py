@@ -95,6 +95,6 @@ class Request(msgspec.Struct, frozen=True):
 class Stage(enum.Enum):
     """Stage of an agent. TOLD_TO_END holds its seat until the process has exited; OVER sends nothing."""
 
-    GOES_ON = "goes on"
+    ACTIVE = "active"
     TOLD_TO_END = "told to end"
     OVER = "over"

@@ -26,10 +26,10 @@ class CauseClass(enum.Enum):
 class Retry(enum.Enum):
     """Whether a retry can help."""
 
-    YES = "it may help, however often"
+    YES = "it may help every time"
     ONCE = "it helps, or does the same again: then the job ends"
     NO = "it cannot help"
-    OVER = "the job is over, as the scheduler has told it"
+    OVER = "the job is over, according to the scheduler"
 
 
 class Strategy(enum.Enum):

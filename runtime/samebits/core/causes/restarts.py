@@ -58,11 +58,11 @@ class Backoff:
 class Sort(enum.Enum):
     """Kind of cause that ended a process, by the effect of a retry."""
 
-    OUTSIDE = "it comes from outside, and trying again may help however often"
-    OWN = "the program's own: trying again helps, or does the same again"
+    OUTSIDE = "an external cause: a retry may help every time"
+    OWN = "the program's own: a retry helps, or fails in the same way"
     HOPELESS = "trying again cannot help"
     ARGUMENTS = "the script refused its arguments, and refuses them at every start"
-    ENDED = "the job is over, as the scheduler has told it"
+    ENDED = "the job is over, according to the scheduler"
 
 
 _SORTS = {Retry.YES: Sort.OUTSIDE, Retry.ONCE: Sort.OWN, Retry.NO: Sort.HOPELESS, Retry.OVER: Sort.ENDED}

@@ -222,7 +222,7 @@ class KeyStore:
                 ready.answers.append(
                     self._refused(
                         call,
-                        f"{MAX_WAITS} calls wait for keys, the most there may be. Fix: let one thread of each process "
+                        f"{MAX_WAITS} calls wait for keys, the maximum. Fix: let one thread of each process "
                         "wait, and tell the others",
                     )
                 )
@@ -296,12 +296,12 @@ class KeyStore:
 
     def _no_room(self, key: bytes, held: Versioned, value: bytes) -> str:
         if not held.version and len(self._keys) >= MAX_KEYS:
-            return f"there are {MAX_KEYS} keys, the most there may be. Fix: delete those that are done with"
+            return f"there are {MAX_KEYS} keys, the maximum. Fix: delete those that are no longer needed"
         more = len(value) - (len(held.value) if held.version else -len(key))
         if more > 0 and self._bytes + more > MAX_STORE_BYTES:
             return (
                 f"all keys and values would have {self._bytes + more} bytes, at most {MAX_STORE_BYTES} are kept. Fix: "
-                "delete keys that are done with, or keep large values in files and their paths here"
+                "delete keys that are no longer needed, or keep large values in files and their paths here"
             )
         return ""
 
@@ -332,7 +332,7 @@ def _sum(value: bytes, amount: int) -> int | str:
     try:
         total = _NUMBERS.decode(value) + amount
     except (msgspec.MsgspecError, UnicodeError):
-        return "its value is no whole number. Fix: add only to a key that add() or a whole number has made"
+        return "its value is not a whole number. Fix: add only to a key that add() or a whole number has made"
     if not -(2**63) <= total < 2**63:
         return f"the sum {total} has more than 64 bits. Fix: count in a coarser unit"
     return total

@@ -184,16 +184,16 @@ class Admission:
                 return self._grant(message, slot)
             return self._admit_spare(message)
         if claim is Claim.EARLY and newest is not None:
-            text = f"worker {node} comes for {newest.title}, which is held by {newest.process}"
+            text = f"worker {node} replaces {newest.title}, which is still held by {newest.process}"
             self._refuse(message, Refusal.ALIVE, text, self._early_retry_s(before))
         elif claim is Claim.FORGED:
             text = (
-                f"worker {node} says that this job's launcher started it, and cannot prove it with the job's token. "
+                f"worker {node} claims that this job's launcher started it, but cannot prove it with the job's token. "
                 "Fix: unset NODE_ID, which only a launcher sets to such a name"
             )
             self._refuse(message, Refusal.FULL, text)
         else:
-            last = newest.title if newest is not None else "nobody"
+            last = newest.title if newest is not None else "no node"
             text = f"worker {node} was replaced: {last} is the last of its line. Fix: unset NODE_ID"
             self._refuse(message, Refusal.FULL, text)
         return None
@@ -246,7 +246,7 @@ class Admission:
         if seat.is_held:
             text = (
                 f"worker {seat.node} is held by {seat.process}, whose lease ends in {lease_left:.1f} s of silence; "
-                f"its seat is free {policy.cool_down_s:g} s (REGISTER_COOLDOWN) after its last word"
+                f"its seat is free {policy.cool_down_s:g} s (REGISTER_COOLDOWN) after its last message"
             )
             self._refuse(message, Refusal.ALIVE, text, max(retry, MIN_RETRY_S))
             return None
@@ -312,7 +312,7 @@ class Admission:
             more = f" and {len(holders) - 4} more" if len(holders) > 4 else ""
             policy, limit = self._ledger.policy, ""
             if policy.is_elastic and not self._world.has_resets_left():
-                limit = f"; the world has begun anew {policy.reset_limit} times (RESET_LIMIT) and takes in nobody more"
+                limit = f"; training has restarted {policy.reset_limit} times (RESET_LIMIT) and admits no more workers"
             text = f"no seat for worker {message.node}: held by {names}{more}{limit}"
             self._refuse(message, Refusal.FULL, text, policy.node_timeout_s)
             return None
@@ -471,7 +471,7 @@ def fenced_text(node: str, seat: Seat | None) -> str:
     if seat is None:
         holder = "unknown to this scheduler"
     elif seat.is_retired:
-        holder = "taken away: another node has its slot, or the world went on without it"
+        holder = "taken away: another node has its slot, or the world continued without it"
     else:
         holder = f"now held by {seat.process}, incarnation {seat.incarnation}"
     return f"the seat of worker {node} is {holder}"

@@ -89,8 +89,8 @@ class Rebuild:
         if self._until is None:
             self._until = ledger.now + ledger.policy.node_timeout_s
             text = (
-                f"RECOVERY_PATH holds no journal, but a worker of job {message.job} is alive: nobody is seated for "
-                f"at most {ledger.policy.node_timeout_s:g} s (NODE_TIMEOUT), until it is known what most of them say"
+                f"RECOVERY_PATH holds no journal, but a worker of job {message.job} is alive: no worker is seated for "
+                f"at most {ledger.policy.node_timeout_s:g} s (NODE_TIMEOUT), until a majority of them has reported"
             )
             ledger.ready.say(text, Level.WARNING)
 
@@ -151,7 +151,7 @@ class Rebuild:
     def _hold(self, message: Register) -> None:
         assert self._until is not None
         left_s = max(self._until - self._ledger.now, 0.1)
-        text = f"workers of an earlier job report: nobody is seated for another {left_s:.1f} s"
+        text = f"workers of an earlier job report: no worker is seated for another {left_s:.1f} s"
         self._ledger.ready.send(message.session, self._ledger.refusal(message.session, Refusal.ALIVE, text, left_s))
 
     def _write(self, last: Agreement, members: dict[int, Register]) -> None:
@@ -192,7 +192,7 @@ class Rebuild:
         )
         ledger.ready.say(
             f"job {last.job} is rebuilt from {len(members)} of {last.world_size} members of generation "
-            f"{last.generation}, who agree; term {term}"
+            f"{last.generation}, which agree; term {term}"
         )
 
 
@@ -217,7 +217,7 @@ def from_points(
 
 
 _NOWHERE = Process("", 0, 0, "")
-_MEND = "End the processes that are left and start anew with `bash scripts/recover.sh` or `bash scripts/run.sh`"
+_MEND = "End the remaining processes and start again with `bash scripts/recover.sh` or `bash scripts/run.sh`"
 
 
 def is_placeholder(session: str) -> bool:

@@ -36,12 +36,12 @@ def proof_of(token: bytes, job: str, node: str, session: str) -> bytes:
 class Claim(enum.Enum):
     """Result of judging a Register as a replacement's."""
 
-    NONE = "it does not say that it is one, or nobody here can tell"
+    NONE = "it does not claim to be one, or the claim cannot be checked"
     FORGED = "its proof was not made with this job's token"
-    SPENT = "its line has had this number, or one above it"
-    EARLY = "whom it replaces still holds its seat"
-    OF_A_LOST_ONE = "whom it replaces is lost, or left, and a slot waits for somebody"
-    OF_NOBODY = "whom it replaces holds nothing: it is as good as its line's first node"
+    SPENT = "its line has used this number or a higher one"
+    EARLY = "its predecessor still holds its seat"
+    OF_A_LOST_ONE = "its predecessor is lost or has left, and a slot is vacant"
+    OF_NOBODY = "its predecessor holds nothing: it is treated like its line's first node"
 
 
 class Replacements:

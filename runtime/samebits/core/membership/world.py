@@ -203,7 +203,7 @@ class World:
         names = ledger.names_of(due)
         for slot in due:
             self._give_up(slot)
-        ledger.ready.say(f"the world goes on without worker {names}: {ledger.present()} are left")
+        ledger.ready.say(f"the world continues without worker {names}: {ledger.present()} are left")
 
     def shrink_deadline(self) -> float | None:
         """Return when ``shrink`` is due, or None."""

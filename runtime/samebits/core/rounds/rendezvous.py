@@ -160,7 +160,7 @@ class Rendezvous:
         if self.round is not None and self.round.gently:
             self.round.text, self.round.gently, self.round.leave_by = reason, False, None
             self.round.opened_at = self._ledger.now
-            self._ledger.ready.say(f"round {self.round.id} waits for no commit: {reason}")
+            self._ledger.ready.say(f"round {self.round.id} does not wait for a commit: {reason}")
             self._invite_everybody_again()
 
     def begin_again(self, reason: str) -> None:
@@ -430,7 +430,7 @@ class Rendezvous:
         ledger = self._ledger
         assert isinstance(ours, tuple)
         text = (
-            f"worker {seat.node} would compute other bits than {whose}: {differing(theirs, ours)}. "
+            f"worker {seat.node} would compute different bits than {whose}: {differing(theirs, ours)}. "
             "Start it with the same values"
         )
         ledger.tell(seat.node, ledger.refusal(seat.session, Refusal.NUMERICS, text))

@@ -92,14 +92,14 @@ class Odd:
 
     def sentence(self, verdict: Verdict, value: float) -> str:
         """Describe the verdict; ``value`` is the recomputed number."""
-        first, again = f"the {self.title} {self.problem}", f"is {value:.4g} now that it was computed again"
+        first, again = f"the {self.title} {self.problem}", f"was {value:.4g} when recomputed"
         return {
-            Verdict.TRANSIENT: f"{first}, and {again} from the last commit: a transient error, most likely of this "
+            Verdict.TRANSIENT: f"{first}, but {again} from the last commit: a transient error, most likely of this "
             "worker's device or host",
-            Verdict.LASTING: f"{first}, and the same value came again from the last commit: the model or the data is "
-            "at fault, or what was committed before",
-            Verdict.UNSTEADY: f"{first}, and {again}: either the computation gives another value each time, or this "
-            "worker's device fails for good",
-            Verdict.MISSED: f"{first}, and was not computed again: its step was committed before it was reported. Fix: "
+            Verdict.LASTING: f"{first}, and the same value was recomputed from the last commit: the model or the data "
+            "is at fault, or what was committed before",
+            Verdict.UNSTEADY: f"{first}, but {again}: either the computation gives another value each time, or this "
+            "worker's device is defective",
+            Verdict.MISSED: f"{first}, and was not recomputed: its step was committed before it was reported. Fix: "
             "call state.report() before state.commit()",
         }[verdict]

@@ -41,10 +41,10 @@ class Fault(enum.Enum):
     """Result of an audit."""
 
     NOBODY = "all computed the same"
-    AUDITED = "two others computed another gradient"
-    AUDITOR = "two computed the same, and the auditor another"
+    AUDITED = "two others computed a different gradient"
+    AUDITOR = "two computed the same, and the auditor a different one"
     UNKNOWN = "nobody knows who is right"
-    LOOP = "what was kept of the batch does not give its gradient, on no device"
+    LOOP = "the stored batch does not reproduce its gradient on any device"
 
 
 def judge(who: Roles, values: Mapping[int, int], own: int, times: int) -> Fault:
@@ -73,7 +73,7 @@ class Follows(enum.Enum):
     """Consequence of an audit."""
 
     GO_ON = "the step stands"
-    TAKE_AGAIN = "everybody goes back to the last commit and takes the step again"
+    TAKE_AGAIN = "all ranks roll back to the last commit and repeat the step"
     GIVE_UP = "the step stands, and no other is audited"
     STOP = "the job ends"
 
@@ -107,7 +107,7 @@ class Known:
 
 def sentence(who: Roles, fault: Fault, part: str, then: Follows) -> str:
     """Describe a difference; ``part`` is the first parameter whose gradient differs."""
-    again = ", also when the step was taken again" if then is Follows.STOP else ""
+    again = ", also when the step was repeated" if then is Follows.STOP else ""
     return f"{_what(who, fault, part)}{again}; {then.value}"
 
 
@@ -115,8 +115,8 @@ def _what(who: Roles, fault: Fault, part: str) -> str:
     audited, auditor, third = (f"rank {one}" for one in (who.audited, who.auditor, who.third))
     if fault is Fault.AUDITOR:
         return (
-            f"{auditor} computed {audited}'s gradient of {part} again and got another than {audited} and {third}: most "
-            f"likely {auditor}'s device is at fault"
+            f"{auditor} computed {audited}'s gradient of {part} again and got a different one than {audited} and "
+            f"{third}: most likely {auditor}'s device is at fault"
         )
     if fault is Fault.AUDITED:
         return (
@@ -126,10 +126,10 @@ def _what(who: Roles, fault: Fault, part: str) -> str:
     if fault is Fault.LOOP:
         return (
             f"{audited}'s gradient of {part} is not what {audited} itself computes from the same inputs, twice: the "
-            "loop cannot be audited (a loss that is no output of the module, or kernels that give other bits each time)"
+            "loop cannot be audited (a loss that is not an output of the module, or kernels whose bits vary)"
         )
     ranks = ", ".join(str(one) for one in (who.audited, who.auditor, who.third) if one is not None)
-    return f"{audited}'s gradient of {part} came out differently on rank {ranks}: nobody knows who is right"
+    return f"{audited}'s gradient of {part} came out differently on rank {ranks}: it is unknown which rank is right"
 
 
 def why_it_ends(step: int, text: str, who: Roles, known: Known) -> str:
@@ -141,13 +141,13 @@ def _remedy(who: Roles, known: Known) -> str:
     if not known.clean:
         return (
             f"No audit in this process has found rank {who.audited}'s gradient right: any step may hold its error. "
-            "Fix: test the devices of the ranks that are named, and start the job anew on others"
+            "Fix: test the devices of the named ranks, and restart the job on others"
         )
     since = (
         f"Rank {who.audited}'s gradient was last found right at step {known.clean}: any later step may hold its error"
     )
     if not known.saved:
-        return f"{since}, and no checkpoint is that old. Fix: start the job anew on other hosts"
+        return f"{since}, and no checkpoint is that old. Fix: restart the job on other hosts"
     return (
         f"{since}. Fix: `samebits ckpt export 0/{known.saved} clean --format dcp` writes the newest checkpoint that is "
         'that old; a new job on other hosts begins with it by samebits.elastic.load_dcp(state, "clean")'

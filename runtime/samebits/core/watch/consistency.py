@@ -70,20 +70,20 @@ def decide(
     judgement, equal = found.judgement, found.equal
     if equal is None or mends is Mend.STOP:
         was_equal = equal is not None and equal.step > 0 and mends is Mend.STOP
-        return Stop("nobody goes back (CONSISTENCY=stop)" if was_equal else "")
+        return Stop("no rollback (CONSISTENCY=stop)" if was_equal else "")
     believed = _believed(judgement, mends, origins or {})
     if believed is None and equal.generation == found.one.point.generation:
-        return Stop(f"no majority: {_against(judgement)}, and nobody knows who is right" if equal.step else "")
+        return Stop(f"no majority: {_against(judgement)}, so it is unknown which is right" if equal.step else "")
     groups = () if believed is None else judgement.groups
     suspects = tuple(sorted(rank for group in groups if group is not believed for rank in group))
     values = {rank: found.values[rank] for rank in suspects or found.values}
     before = [repair for repair in repairs if repair.step == found.step]
     if any(repair.values == values for repair in before):
-        return Stop("after everybody went back the same came out: it is no device that failed")
+        return Stop("after the rollback the same difference came again: it is not a device fault")
     if repairs and found.step <= repairs[-1].to:
-        return Stop("after everybody went back they differ there already: it is no device that failed")
+        return Stop("after the rollback they differed at an earlier step: it is not a device fault")
     if len(before) + 1 >= MOST_AT_ONE_STEP:
-        return Stop(f"everybody went back {len(before)} times and differed at the same step again")
+        return Stop(f"after {len(before)} rollbacks they differed at the same step again")
     return GoBack(equal, suspects)
 
 
@@ -119,7 +119,7 @@ class Consistency:
         decision = decide(found, mends, self._repairs, origins)
         if isinstance(decision, Stop) or committed is None:
             why = decision.why if isinstance(decision, Stop) else ""
-            return f"{sentence(found.judgement, found.one, found.other)}{f'. Not mended: {why}' if why else ''}"
+            return f"{sentence(found.judgement, found.one, found.other)}{f'. Not repaired: {why}' if why else ''}"
         values = {rank: found.values[rank] for rank in decision.suspects or found.values}
         self._repairs = [*self._repairs, Repair(found.step, decision.to.step, values)][-MOST_REPAIRS:]
         # a rank that only copied the value is not to blame
@@ -142,7 +142,7 @@ class Consistency:
         what, whose = f"{ranks_of(decision.suspects)} ({who or 'of a lost worker'}) differs from {ranks_of(alike)}", ""
         if not decision.suspects:
             what = " differs from ".join(map(ranks_of, found.judgement.groups[:NAMED_PARTS]))
-            whose = ", and whoever could tell which is lost"
+            whose = ", and the member that could tell which is lost"
         at = f"at the end, step {found.step}" if found.one.commits == FINAL else f"after step {found.step}"
         first = found.first_part()
         begins = decision.to.step + 1
@@ -150,13 +150,13 @@ class Consistency:
         since = "since that commit" if begins > found.step else since
         furthest = max((ledger.presences[node].step for node, _ in committed.members), default=0)
         again = max(furthest, found.step) - decision.to.step
-        redone = "1 step is" if again == 1 else f"{again or 'no'} steps are"
+        redone = "1 step" if again == 1 else f"{again or 'no'} steps"
         fault = (
             f"{_OTHER_STEPS} ({CauseClass.SOFTWARE.value})" if found.is_of_steps else f"{row.fault} ({row.cause.value})"
         )
         return (
             f"{what} {at}{f', first in {first}' if first else ''}, {since}: {fault}{whose}; "
-            f"everybody goes back to step {decision.to.step}, where all were equal, and {redone} done again"
+            f"all ranks roll back to step {decision.to.step}, where all were equal, and repeat {redone}"
         )
 
     def _drain(self, nodes: Sequence[str]) -> None:
@@ -169,11 +169,11 @@ class Consistency:
         )
         room = max(spares, ledger.present() - ledger.policy.min_world_size if ledger.policy.is_elastic else 0)
         for at, node in enumerate(nodes):
-            often = f"worker {node}'s state was another than the others' {self._offences[node]} times"
+            often = f"worker {node}'s state differed from the others' {self._offences[node]} times"
             if at < room:
                 ask_to_leave(ledger, [node], f"{often}: it is asked to leave")
             else:
                 ledger.announce(
-                    f"{often}, and it stays: no spare is warm to take its place. Fix: start a spare on another host "
+                    f"{often}, but it stays: no spare is ready to take its place. Fix: start a spare on another host "
                     "(SPARE_NUM), and stop this worker"
                 )

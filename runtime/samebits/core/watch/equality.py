@@ -153,7 +153,7 @@ def ranks_of(group: tuple[int, ...]) -> str:
 
 
 _FIXES = {
-    PartKind.SETTING: "Fix: give the state what sets it, as TorchState(model, optimizer, schedule=schedule)",
+    PartKind.SETTING: "Fix: pass it to the state, as in TorchState(model, optimizer, schedule=schedule)",
     PartKind.STEPS: "Fix: let every rank take as many optimizer steps as the others",
     PartKind.SAMPLER: "Fix: move an ElasticSampler only by record_batch() and, to the next epoch, set_epoch()",
     PartKind.TRAINED: (
@@ -168,7 +168,7 @@ _FIXES = {
 def _cause(part: Part, *, averages: bool) -> str:
     cause = {
         PartKind.STEPS: "a rank has stepped without the others",
-        PartKind.SAMPLER: "somebody else than the state has moved a sampler",
+        PartKind.SAMPLER: "code outside the state has moved a sampler",
         PartKind.SETTING: "something outside the state sets it, such as a learning-rate schedule",
         PartKind.UNTRAINED: "this parameter is in no optimizer of the state, and something else changes it",
         PartKind.SHARED: "the state marks it as shared",
@@ -401,7 +401,7 @@ class Equality:
         alike, odd = map(ranks_of, found.judgement.groups[:2])
         self.odd_values = f"{odd} differs from {alike} in {shown}{more} after step {found.digests[0].point.step}"
         self._ledger.announce(
-            f"{self.odd_values}. Training goes on, but a process that joins or replaces a rank gets another rank's "
+            f"{self.odd_values}. Training continues, but a process that joins or replaces a rank gets another rank's "
             "values. Fix: keep values of a single rank out of the state, or make them equal on all ranks; for batch "
             "statistics, use SyncBatchNorm"
         )

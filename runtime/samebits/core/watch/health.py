@@ -147,5 +147,5 @@ def place_said(sign: Sign, where: str) -> str:
         Sign.DEVICE_ERRORS: f"the memory of {where}",
         Sign.DEVICE_FAULT: where,
         Sign.DEVICE_SLOWED: f"the clock of {where}",
-        Sign.DEVICE_SHARED: f"{where}, which nobody else keeps busy",
+        Sign.DEVICE_SHARED: f"{where}, which no other process keeps busy",
     }[sign]

@@ -60,14 +60,14 @@ class UnwellHosts:
                     self._ledger.ready.say(text, Level.WARNING)
         for place in before:
             if place not in after:
-                self._ledger.ready.say(f"host {name} is well again: {place_said(*place)}", Level.WARNING)
+                self._ledger.ready.say(f"host {name} is healthy again: {place_said(*place)}", Level.WARNING)
         if self._leaving == seat.node and seat.node in self._wanting:
             self._ask(seat, said(self._wanting[seat.node]))  # the first request may be lost
 
     def note(self, seat: Seat, body: Anomaly, rank: int | None) -> None:
         """Show one rank's report of an implausible number, an ended thread or hidden state."""
         if body.comes_again:
-            why = f"worker {seat.node} reported what training cannot have: step {body.step} is computed again"
+            why = f"worker {seat.node} reported an implausible number: step {body.step} is repeated"
             self._again = self._ledger.state.generation_number, why
         now = self._ledger.now
         has_own_words = body.text.startswith((OF_A_THREAD, OF_HIDDEN_STATE))

@@ -34,9 +34,9 @@ MOST_DOUBLINGS = 10
 class Cure(enum.Enum):
     """Remedy once patience is over: that of the cause table, as far as it is possible here."""
 
-    END = "the process is ended, and replaced"
-    FORM_ANEW = "the group is formed anew, from the last commit"
-    NONE = "nothing: trying again would not help, or is somebody else's to decide"
+    END = "the process is ended and replaced"
+    FORM_ANEW = "the group is formed again, from the last commit"
+    NONE = "nothing: a retry would not help, or is decided elsewhere"
 
 
 TIMEOUTS = 2.0
@@ -168,7 +168,7 @@ class Watch:
     def _come_on(self) -> None:
         self._seen_since = None
         if self.said:
-            self._ledger.ready.say("the job comes on")
+            self._ledger.ready.say("the job makes progress again")
             self.said, self.found = "", None
 
     def _timeout_s(self, still: Sequence[Progress]) -> float:
@@ -248,7 +248,7 @@ class Watch:
         if not self._ledger.policy.ends_stuck:
             return "; nothing is done about it (HANG=tell)"
         cure, hang = next(iter(cures.items()))
-        what = "it is ended and replaced" if cure is Cure.END else "the group is formed anew"
+        what = "it is ended and replaced" if cure is Cure.END else "the group is formed again"
         before = self._ended_at_step.get(step, 0)
         again = f", as {before} times before" if before > 1 else ", as once before" if before else ""
         return f"; {what} after {self._patience_s(hang, timeout_s, step):.0f} s (HANG=end){again}"

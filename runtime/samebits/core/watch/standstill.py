@@ -81,10 +81,10 @@ def sentence(found: Standstill, still_s: float) -> str:
     """Return ``no step for 12 s: worker 2 is in train.py:46 (time.sleep), workers 0 and 1 wait …``."""
     begin = f"no step for {still_s:.0f} s: "
     if found.common is Hang.LINK:
-        return f"{begin}all workers wait in the same collective, {_collective(found.waiting)}, and none comes out of it"
+        return f"{begin}all workers wait in the same collective, {_collective(found.waiting)}, and none leaves it"
     if found.common is Hang.NOBODY_WAITS:
         where = ", ".join(standing(member, hang) for member, hang in found.culprits[:NAMED])
-        return f"{begin}{where}, and nobody waits for another"
+        return f"{begin}{where}, and no rank waits for another"
     parts = [standing(member, hang) for member, hang in found.culprits[:NAMED]]
     if len(found.culprits) > NAMED:
         parts.append(f"{len(found.culprits) - NAMED} more workers hold the others up, too")
@@ -102,7 +102,7 @@ def standing(member: Member, hang: Hang) -> str:
     """Return ``worker 2 is in train.py:46 (time.sleep)``."""
     who, progress = f"worker {member.node}", member.progress
     if hang in SILENT_KINDS:
-        silent = f"{who} has not been heard of for {member.silent_s:.0f} s"
+        silent = f"{who} has not been heard from for {member.silent_s:.0f} s"
         return silent if hang is Hang.SILENT else f"{silent}: it {hang.value}"
     if progress is None:
         return f"{who} has returned from the training function"
