@@ -17,7 +17,7 @@ from samebits.errors import UsageError
 _NONE = 0.0
 _QUEUE = "the queue"
 _MOST_LOAD = 1e6  # a figure may be any finite number
-_ROOM = "there is room for one more, and whether it pays is to be seen"
+_ROOM = "there is room for one more, to see whether it pays"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class Autoscaler:
         if size != self._size:  # changed, by any party
             self._size, self._changed_s, self._queue = size, reading.at_s, None
             self._enough.clear()
-            return self._within(size, f"{size} workers since now", reading)
+            return self._within(size, f"it has just changed to {size} workers", reading)
         if reading.at_s < self._changed_s + limits.settle_s:
             return self._within(size, f"it has {size} workers for less than {limits.settle_s:g} s", reading)
         went_back = self._judge_growth(reading)

@@ -48,8 +48,8 @@ def manifest(kind: str, limits: Limits, *, target: str, prometheus: str, query: 
             )
         text = _written(_keda(limits, target, prometheus, query or QUEUE_QUERY, every_s))
     return (
-        "# by `samebits autoscale --export`: a pod that is taken away gets SIGTERM, and its worker leaves at its next\n"
-        "# commit. Whether a worker is worth its cost (--least-gain) is asked by `samebits autoscale` alone.\n" + text
+        "# by `samebits autoscale --export`: a removed pod gets SIGTERM, and its worker leaves at its next\n"
+        "# commit. Whether a worker is worth its cost (--least-gain) is checked only by `samebits autoscale`.\n" + text
     )
 
 

@@ -281,7 +281,7 @@ class Discovery:
             why = f"what starts it there ended with status {status}"
             reason = self._placement.failed(node, host, now, why)
         elif status == TOLD_TO_LEAVE:
-            reason = self._placement.failed(node, host, now, "it was told to leave there (SIGTERM)")
+            reason = self._placement.failed(node, host, now, "it was asked to leave there (SIGTERM)")
         else:
             reason = self._placement.died(node, host, now, has_joined=has_joined)
         if reason is None:
@@ -408,7 +408,7 @@ class Discovery:
         if new:
             self._say(
                 f"worker {', '.join(new)} leaves at the next commit: it was started by hand, or its host was given up. "
-                "Fix: let the discovery script print the host where it is to run"
+                "Fix: let the discovery script print the host that it should run on"
             )
         if due:
             text = self._turn.lines[-1] if new else ""

@@ -107,7 +107,7 @@ def parse(text: bytes, name: str, *, strict: bool) -> Found:
         table = msgspec.json.decode(text, type=RankTable)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
         raise SettingsError(
-            [f"{name} is no rank table: {error}. Fix: a JSON object with version, server_count and server_list"]
+            [f"{name} is not a rank table: {error}. Fix: a JSON object with version, server_count and server_list"]
         ) from None
     faults = list(_faults(table))
     lacks = tuple(_lacks(table))
@@ -119,9 +119,9 @@ def parse(text: bytes, name: str, *, strict: bool) -> Found:
 def _faults(table: RankTable) -> Iterable[str]:
     """Yield ambiguities of ranks, servers or devices."""
     if table.version not in VERSIONS:
-        yield f"version {table.version!r}: expected {' or '.join(VERSIONS)}. Fix: make the table anew"
+        yield f"version {table.version!r}: expected {' or '.join(VERSIONS)}. Fix: generate the table again"
     if table.status not in ("", COMPLETED):
-        yield f"status {table.status!r}: it is not written to its end. Fix: wait until it says {COMPLETED!r}"
+        yield f"status {table.status!r}: it is not complete. Fix: wait until it says {COMPLETED!r}"
     if table.server_count != str(len(table.server_list)):
         yield f"server_count {table.server_count!r}, but there are {len(table.server_list)}. Fix: correct the number"
     seen: set[str] = set()
@@ -135,7 +135,7 @@ def _faults(table: RankTable) -> Iterable[str]:
         ids = Counter(device.device_id for device in server.device)
         wrong = sorted(one for one, count in ids.items() if count > 1 or not _NUMBER.fullmatch(one))
         if wrong:
-            yield f"server {server.server_id}: device_id {wrong[0]!r} is named twice, or no number. Fix: correct it"
+            yield f"server {server.server_id}: device_id {wrong[0]!r} is named twice, or not a number. Fix: correct it"
     ranks = [device.rank_id for server in table.server_list for device in server.device]
     if sorted(ranks) != sorted(map(str, range(len(ranks)))) or not ranks:
         yield f"the rank_id are not 0 to {max(len(ranks) - 1, 0)}, each once. Fix: number them"
@@ -150,7 +150,7 @@ def _lacks(table: RankTable) -> Iterable[str]:
         for device in server.device:
             if not _is_address(device.device_ip) and not (is_alone and not device.device_ip):
                 yield (
-                    f"server {server.server_id}, device {device.device_id}: device_ip {device.device_ip!r} is no "
+                    f"server {server.server_id}, device {device.device_id}: device_ip {device.device_ip!r} is not an "
                     f"address. Fix: the one that {HCCN} names on that server"
                 )
             if table.version == OF_SUPER_PODS and not device.super_device_id:
@@ -224,7 +224,7 @@ def main(arguments: Sequence[str]) -> int:
         "table.json`; `samebits ranktable check table.json --strict`",
     )
     deeds = parser.add_subparsers(dest="deed", required=True, metavar="check | make | join")
-    check = deeds.add_parser("check", help="say what a table holds and lacks; 0 where it can be used")
+    check = deeds.add_parser("check", help="show what a table holds and lacks; status 0 if it is usable")
     check.add_argument("file", type=Path)
     check.add_argument("--strict", action="store_true", help="refuse what HCCL would refuse")
     make = deeds.add_parser("make", help="print the table of this server")

@@ -50,7 +50,7 @@ def hosts_of(nodelist: str) -> list[str]:
         end = 0
         for match in _PART.finditer(item):
             if match.start() != end:
-                raise ValueError(f"{item!r} is no host name")
+                raise ValueError(f"{item!r} is not a host name")
             numbers = _numbers(match[2])
             if len(names) * len(numbers) > MOST_HOSTS:
                 raise ValueError(f"more than {MOST_HOSTS} hosts")
@@ -58,7 +58,7 @@ def hosts_of(nodelist: str) -> list[str]:
             end = match.end()
         rest = item[end:]
         if not item or "[" in rest or "]" in rest:
-            raise ValueError(f"{item!r} is no host name")
+            raise ValueError(f"{item!r} is not a host name")
         found += [name + rest for name in names]
         if len(found) > MOST_HOSTS:
             raise ValueError(f"more than {MOST_HOSTS} hosts")
@@ -83,10 +83,10 @@ def _numbers(ranges: str) -> list[str]:
     for text in ranges.split(","):
         match = _RANGE.fullmatch(text)
         if match is None or len(text) > 2 * _MOST_DIGITS:
-            raise ValueError(f"[{ranges}] is no range of numbers")
+            raise ValueError(f"[{ranges}] is not a range of numbers")
         first, last = int(match[1]), int(match[2] or match[1])
         if not first <= last < first + MOST_HOSTS - len(found):
-            raise ValueError(f"[{ranges}] is no range of numbers, or a longer one than {MOST_HOSTS}")
+            raise ValueError(f"[{ranges}] is not a range of numbers, or a longer one than {MOST_HOSTS}")
         found += [f"{number:0{len(match[1])}d}" for number in range(first, last + 1)]
     return found
 
