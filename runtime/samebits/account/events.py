@@ -307,7 +307,7 @@ class Chronicle:
                 self._add(Kind.SCHEDULER, now, text="the scheduler starts", more={"job": self._state.job})
             case JobRebuilt(job=job):
                 self._awaited = _members(self._state.generation)
-                self._add(Kind.REBUILT, now, text="the journal was made anew from the workers", more={"job": job})
+                self._add(Kind.REBUILT, now, text="the journal was rebuilt from the workers", more={"job": job})
             case RolledBack():
                 self._look(now)
                 nodes = [node for node, _ in record.suspects[:NAMED]]

@@ -149,7 +149,7 @@ def line(event: Event, *, has_steps: bool = True) -> str:
     who = f"worker {event.node}: " if event.node else ""
     after = event.more.get("after_ms")
     tail = f" ({after:.0f} ms)" if isinstance(after, int | float) else ""
-    point = f"step {_whole(event.more.get('point'))} is everybody's" if event.kind is Kind.COMMITTED else ""
+    point = f"step {_whole(event.more.get('point'))} is on every rank's disk" if event.kind is Kind.COMMITTED else ""
     return "  ".join([*parts, f"{who}{event.text or point}{tail}"]).rstrip()
 
 
