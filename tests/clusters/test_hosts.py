@@ -193,7 +193,7 @@ def test_the_schedulers_host_is_lost_and_its_address_moves(
     job.lose(lost)
     job.replace(lost, "head2", number=lost.number)
     job.start_scheduler()
-    job.wait_for("scheduler", "made anew|rebuilt|taken up|goes on")
+    job.wait_for("scheduler", "rebuilt|resumes")
     gate_of(job.folder, 30).touch()
     assert job.wait_finished() == undisturbed(*TRAINED, workers=WORKERS)
 

@@ -73,7 +73,7 @@ def test_a_job_outlives_the_removal_of_its_recovery_folder(job: ShellJob) -> Non
     remove_folder(job.folder / "recovery")
     job.kill("worker_1")
     job.wait_view(lambda view: trains(view, "0", "1.1", "2"))
-    assert "This scheduler writes all it knows there again" in job.log("scheduler")
+    assert "This scheduler rewrites everything there from memory" in job.log("scheduler")
     remove_folder(job.folder / "recovery")
     job.kill("scheduler")
     job.wait_view(lambda view: trains(view, "0", "1.1", "2") and (view.job, view.term > 1) == (began.job, True))

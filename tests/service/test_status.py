@@ -104,7 +104,7 @@ def test_the_journal_remembers_who_was_lost_and_is_back(tmp_path: Path) -> None:
 def test_a_record_of_another_version_is_named_with_the_mend(tmp_path: Path) -> None:
     with Journal.open(tmp_path)[0] as journal:
         journal.append([b"\x91\xcc\xfa"])
-    with pytest.raises(JournalDamagedError, match=r"none that this version knows .* run the version"):
+    with pytest.raises(JournalDamagedError, match=r"unknown to this version .* run the version"):
         history_of(tmp_path, [b"\x91\xcc\xfa"])
     with pytest.raises(JournalDamagedError, match=str(tmp_path)):
         stored_snapshot(tmp_path)

@@ -25,7 +25,7 @@ def test_a_transient_error_is_named_and_leaves_no_trace(
     end = job.wait_finished()
     assert job.matches("scheduler", rf"worker 1 \(rank 1\), step 12: {BAD}: everybody goes back to the last commit")
     assert job.matches(
-        "scheduler", rf"worker 1 \(rank 1, pid \d+ on .*\), step 12: {BAD}, and is .*: a transient error"
+        "scheduler", rf"worker 1 \(rank 1, pid \d+ on .*\), step 12: {BAD}, but was .*: a transient error"
     )
     assert end == undisturbed(script=SCRIPT, workers=2)
 

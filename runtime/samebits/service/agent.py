@@ -360,7 +360,7 @@ class Agent:
                 )
             if len(self._key_answers) >= MAX_OPEN_CALLS:
                 raise KeyValueError(
-                    f"samebits.kv: {MAX_OPEN_CALLS} calls of this process are under way, the maximum. Fix: "
+                    f"samebits.kv: {MAX_OPEN_CALLS} calls of this process are open, the maximum. Fix: "
                     "let fewer threads wait, or one for all"
                 )
             self._key_answers[ticket] = None
@@ -616,7 +616,7 @@ class Agent:
                 os.kill(os.getpid(), signal.SIGTERM)  # the main thread, or a plain script, decides when it may leave
             case SchedulerAway():
                 self._is_away = True
-                log.warn(f"the scheduler is away (step {self.step}): training goes on, all else waits for it")
+                log.warn(f"the scheduler is away (step {self.step}): training continues, everything else waits for it")
             case SchedulerBack(term, away_s):
                 with self._changed:
                     self._is_away = False
@@ -702,8 +702,8 @@ class Agent:
         if kept:
             names = ", ".join(f"{one.name!r}{_place_of(frames.get(one.ident or 0))}" for one in kept)
             log.warn(
-                f"the script of this worker has ended, and its process has not: Python waits for the thread {names}. "
-                "The job ends when that has. Fix: end or join it in the script, or start it with daemon=True"
+                f"the script of this worker has ended, but its process has not: Python waits for the thread {names}. "
+                "The job ends when it has ended. Fix: end or join it in the script, or start it with daemon=True"
             )
 
     def _end_stuck(self, text: str) -> None:
@@ -718,7 +718,7 @@ class Agent:
         """End a process whose main thread did not leave: log its stack and give up the seat."""
         error = self.must_end
         assert error is not None
-        log.warn(f"{error}; the main thread did not come out within {END_GRACE_S:g} s, it is here:")
+        log.warn(f"{error}; the main thread did not return within {END_GRACE_S:g} s, it is here:")
         faulthandler.dump_traceback(file=STDERR, all_threads=True)
         self._carry_out(self._core.step(Leaving(True, "told to end"), clock.now_s()))
         self._client.close()
@@ -732,8 +732,8 @@ def _reaches(restore: Point | None, committed: Point) -> bool:
 
 def _why_silent(ask: KeyAsk) -> str:
     if ask.op is KeyOp.WAIT:
-        return ". Fix: see why nobody writes it, or give a longer timeout_s"
-    unknown = "; whether the change was done is not known" if ask.changes else ""
+        return ". Fix: find out why no process writes it, or pass a longer timeout_s"
+    unknown = "; it is unknown whether the change was made" if ask.changes else ""
     return f"{unknown}. Fix: start a scheduler again (recover.sh), of this release: an older one has no keys"
 
 

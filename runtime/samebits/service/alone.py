@@ -99,8 +99,8 @@ def _make_way(settings: Settings) -> None:
         return
     if not isinstance(settings.checkpoint_path, Path):
         raise StoreError(
-            f"CHECKPOINT_PATH={settings.checkpoint_path} belongs to job {content['job']}, which is finished, and what "
-            "lies in an object store is not moved aside. Fix: export another CHECKPOINT_PATH for the next job"
+            f"CHECKPOINT_PATH={settings.checkpoint_path} belongs to job {content['job']}, which is finished, and "
+            "checkpoints in an object store are not moved aside. Fix: export another CHECKPOINT_PATH for the next job"
         )
     for path in (settings.recovery_path, settings.checkpoint_path):
         aside = move_aside(path, content["job"])

@@ -46,9 +46,9 @@ def read_rules(text: str, name: str) -> CauseTable:
     except tomllib.TOMLDecodeError as error:
         at = _AT_LINE.search(str(error))
         reason = _AT_LINE.sub("", str(error))
-        raise _wrong(name, int(at[1]) if at else text.count("\n") + 1, f"no TOML: {reason}", "correct it") from None
+        raise _wrong(name, int(at[1]) if at else text.count("\n") + 1, f"not TOML: {reason}", "correct it") from None
     except RecursionError:
-        raise _wrong(name, 1, "too many brackets in each other", "correct it") from None
+        raise _wrong(name, 1, "too many nested brackets", "correct it") from None
     lines = [text.count("\n", 0, text.index("[[", head.start())) + 1 for head in _HEAD.finditer(text)]
     others = sorted(set(found) - {"cause"})
     if others:
@@ -57,7 +57,7 @@ def read_rules(text: str, name: str) -> CauseTable:
         )
     rows = found.get("cause", [])
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise _wrong(name, _line_of(text, "cause"), "`cause` is no list of tables", "begin each with [[cause]]")
+        raise _wrong(name, _line_of(text, "cause"), "`cause` is not a list of tables", "begin each with [[cause]]")
     if len(rows) > MAX_ROWS:
         raise _wrong(name, 1, f"{len(rows)} rows, at most {MAX_ROWS} are read", "leave out what is not needed")
     return CauseTable(tuple(_row(row, name, lines[at] if at < len(lines) else 1) for at, row in enumerate(rows)))
@@ -87,7 +87,7 @@ def _row(row: dict[str, Any], name: str, line: int) -> Row:
     usual = Retry.ONCE if cause in (CauseClass.SOFTWARE, CauseClass.DATA) and hang is None else Retry.YES
     retry = Retry.NO if strategy is Strategy.STOP else _one_of(row, "again", _RETRIES, name, line) or usual
     return Row(
-        fault=row.get("fault", "as your table of causes says"),
+        fault=row.get("fault", "as in your cause table"),
         cause=cause,
         retry=retry,
         strategies=tuple(dict.fromkeys((strategy, *_OTHERWISE.get(strategy, ())))),
@@ -160,4 +160,4 @@ def table_of(settings: Settings) -> CauseTable:
     try:
         return read_rules(data.decode(), str(path))
     except UnicodeDecodeError:
-        raise SettingsError([f"CAUSE_TABLE={path}: no UTF-8. Fix: save it as UTF-8"]) from None
+        raise SettingsError([f"CAUSE_TABLE={path}: not UTF-8. Fix: save it as UTF-8"]) from None

@@ -35,7 +35,7 @@ def history_of(recovery_path: Path, payloads: Sequence[bytes]) -> list[Record]:
         return [unpack(payload, journal_format.MAX_BODY_BYTES) for payload in payloads]
     except ProtocolError as error:
         raise JournalDamagedError(
-            f"{recovery_path / JOURNAL_FILE}: a record is none that this version knows ({error}): run the version that "
+            f"{recovery_path / JOURNAL_FILE}: a record is unknown to this version ({error}): run the version that "
             f"wrote it, or `{spelled('run', '--fresh')}` moves the folder aside and starts a new job"
         ) from None
 

@@ -211,7 +211,7 @@ class Launcher:
 
     def _die_of(self, number: int) -> None:
         """Die of the script's signal, so that observers of this process see the same cause."""
-        log.say(f"the script was killed by signal {number}; this process ends by it as well")
+        log.say(f"the script was killed by signal {number}; this process ends the same way")
         signal.signal(number, signal.SIG_DFL) if number not in (signal.SIGKILL, signal.SIGSTOP) else None
         os.kill(os.getpid(), number)
         signal.pause()

@@ -35,7 +35,7 @@ class Silence(enum.Enum):
     """Reason for a missing answer."""
 
     GONE = "the process is gone"
-    NO_CHANNEL = "it opened no channel for this question, or belongs to another user"
+    NO_CHANNEL = "it has no channel for stack requests, or belongs to another user"
     STOPPED = "it is stopped (SIGSTOP, or a debugger): kill -CONT lets it run"
     NO_ANSWER = "it did not answer: the kernel holds it, most likely in a wait for a disk or a network folder"
 

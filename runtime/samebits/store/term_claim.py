@@ -167,7 +167,7 @@ class TermClaim:
         why = f"{who} has claimed term {number}" if number else f"{self._path.name} was removed"
         return SupersededError(
             f"{self._directory}: {why}, so this scheduler, of term {self.number}, has stopped and said nothing of what "
-            "it wrote since. Fix: nothing, the job goes on with the other one; to have its scheduler here again, end "
+            "it wrote since. Fix: nothing, the job continues with the other one; to have its scheduler here again, end "
             "that one first"
         )
 

@@ -171,7 +171,7 @@ class CopySender:
             piece = self._outgoing.piece(self._sent_bytes, size_bytes)
             if piece is None:
                 self._settle(
-                    "it was overtaken: points are saved faster than they are copied, and go from the disk before that",
+                    "it was overtaken: points are saved faster than they are copied, and leave the disk first",
                     now,
                 )
                 return

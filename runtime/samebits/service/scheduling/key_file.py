@@ -64,7 +64,7 @@ class KeyFile:
         try:
             records = self._read(self._path)
         except JournalDamagedError as error:
-            log.warn(f"{error}. Training goes on; samebits.kv is refused")
+            log.warn(f"{error}. Training continues; samebits.kv is refused")
             core.keys.refuse(f"the keys cannot be read: {error}")
             return
         if not records:  # killed between creating the folder and the first record
@@ -88,8 +88,8 @@ class KeyFile:
         except ProtocolError as error:
             self.close()
             raise JournalDamagedError(
-                f"{path / JOURNAL_FILE}: a record is none that this version knows ({error}). Fix: run the version that "
-                "wrote it, or move the folder away: the keys then begin anew"
+                f"{path / JOURNAL_FILE}: a record is unknown to this version ({error}). Fix: run the version that "
+                "wrote it, or move the folder away: the keys then start empty"
             ) from None
 
     def append(self, records: Sequence[KeyRecord], core: SchedulerCore) -> bool:
@@ -117,7 +117,7 @@ class KeyFile:
         except StoreError as error:
             if journal is not None and not journal.goes_on:
                 raise
-            log.warn(f"{error}. Training goes on; samebits.kv is refused until a scheduler is started again")
+            log.warn(f"{error}. Training continues; samebits.kv is refused until a scheduler is started again")
             core.keys.refuse(f"the keys cannot be written: {error}. Fix: make room, then start the scheduler again")
             return False
         self._is_named = True

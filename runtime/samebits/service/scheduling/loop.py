@@ -165,14 +165,14 @@ class SchedulerService:
             )
             if self._lock.is_unknown_here:
                 log.warn(
-                    f"{path}: its file system knows no locks: a second scheduler that is started for this folder takes "
+                    f"{path}: its file system has no locks: a second scheduler started for this folder takes "
                     "the job over from this one"
                 )
             journal: Journal | None = None
             try:
                 journal, core = self._load(path)
                 shown = ", ".join(addresses)
-                protected = "; encrypted, only for who has the secret" if keys is not None else ""
+                protected = "; encrypted, the secret is required" if keys is not None else ""
                 log.say(f"listening on {shown}, port {port}{protected}; recovery path {path}")
                 self._on_ready()
                 ProbeBeat(settings.probe_file).ready()
@@ -246,10 +246,10 @@ class SchedulerService:
             pause_s = self._pause_s(wake_at, clock.now_s())
             dead = server.wait(pause_s)
             if self._abandoned:
-                goes_on = f"the job goes on without one. Fix: {spelled('recover')} starts it again"
+                goes_on = f"the job continues without one. Fix: {spelled('recover')} starts it again"
                 ends = "with ENABLE_RECOVERY=0 its job ends with it"
                 then = goes_on if self._settings.enable_recovery else ends
-                raise SchedulerLeftError(f"this scheduler was told to leave; {then}")
+                raise SchedulerLeftError(f"this scheduler was asked to leave; {then}")
             now = clock.now_s()
             # A slow disk, or a SIGSTOP during a write, counts like one while it slept.
             late_s = now - decided_at - pause_s
@@ -356,7 +356,7 @@ class SchedulerService:
             StoreError: the disk refuses, or the folder is removed repeatedly.
         """
         path = self._settings.recovery_path.resolve()
-        log.warn(f"{why}. This scheduler writes all it knows there again")
+        log.warn(f"{why}. This scheduler rewrites everything there from memory")
         for attempt in range(SAVES_AGAIN):
             try:
                 private.make_folder(path, "RECOVERY_PATH")
@@ -368,7 +368,7 @@ class SchedulerService:
             except LockedError as error:
                 raise SupersededError(
                     f"{path}: it was removed, and another scheduler has begun there ({error}), so this one has "
-                    "stopped. Fix: nothing, the job goes on with the other one"
+                    "stopped. Fix: nothing, the job continues with the other one"
                 ) from None
             except StoreError:  # the folder may be removed again during the write
                 if attempt + 1 == SAVES_AGAIN:
@@ -383,8 +383,8 @@ class SchedulerService:
             return
         seats = len(state.by_slot)
         log.say(
-            f"job {state.job} goes on, term {state.term}: {seats} seats and generation {state.generation_number} read "
-            f"from the journal; leases start anew, and a worker that was started again waits at most "
+            f"job {state.job} resumes, term {state.term}: {seats} seats and generation {state.generation_number} read "
+            "from the journal; leases start again, and a restarted worker waits at most "
             f"{settings.register_cooldown_s:g} s (REGISTER_COOLDOWN), once"
         )
 

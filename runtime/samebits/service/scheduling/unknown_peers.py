@@ -36,9 +36,9 @@ class Offence(enum.Enum):
     SECRET = "connections with another secret"
     MECHANISM = "connections with a secret on one side only"
     HANDSHAKE = "connections that ended in the handshake (not a samebits process, or no secret, or cut off)"
-    SILENT = "connections that closed without a word, or over which too long a message came"
-    TOO_MANY = "connections beyond the most that may stand"
-    ENDLESS = "connections with a message without end"
+    SILENT = "connections that closed without a message, or sent one that is too long"
+    TOO_MANY = "connections beyond the limit"
+    ENDLESS = "connections with an endless message"
     GARBLED = "messages"
     REGISTRATION = "more registrations"
 
@@ -134,7 +134,7 @@ class UnknownPeers:
         text += f" (for example: {tally.example})" if tally.example else ""
         text += _FIXES.get(offence, "")
         if tally.quiet_until > float("-inf"):
-            text += f"; said at most every {LINE_INTERVAL_S:g} s"
+            text += f"; logged at most every {LINE_INTERVAL_S:g} s"
         self._tallies[offence] = _Tally(quiet_until=now + LINE_INTERVAL_S)
         return text
 
