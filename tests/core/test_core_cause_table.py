@@ -21,7 +21,7 @@ from samebits.core.causes.table import (
     Signal,
     Strategy,
 )
-from samebits.core.hangs import SILENT_KINDS, Doing, Hang, Sight
+from samebits.core.hangs import SILENT_KINDS, Doing, Hang, ProcessState
 from samebits.core.messages import GiveUp, Said
 from samebits.core.reports import LastWords
 from samebits.core.scheduler import Seen
@@ -216,16 +216,16 @@ def test_last_words_are_judged(words: str, judgement: str) -> None:
 
 
 def test_a_silent_one_is_unknown_and_a_stopped_one_is_not() -> None:
-    for sight, judgement in (
+    for process_state, judgement in (
         (None, "cause unknown"),
-        (Sight(Doing.STOPPED), "node"),
-        (Sight(Doing.RUNS, 0.1), "network"),
+        (ProcessState(Doing.STOPPED), "node"),
+        (ProcessState(Doing.RUNS, 0.1), "network"),
     ):
         house = training_house(2)
         house.now += 6.0
         house.beat("0")
-        if sight is not None:
-            house.step(Seen("s1", sight))
+        if process_state is not None:
+            house.step(Seen("s1", process_state))
         house.tick()
         assert f"({judgement}; the others wait for it)" in causes_of(house)
 

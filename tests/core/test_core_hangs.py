@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.hangs import SILENT_KINDS, Doing, Hang, Sight, fix_of, told_apart
+from samebits.core.hangs import SILENT_KINDS, Doing, Hang, ProcessState, classify_hang, fix_of
 from samebits.core.messages import GiveUp, ProcessSeen
 from samebits.core.scheduler import Seen
 from tests.core.house import House
@@ -12,22 +12,25 @@ from tests.core.test_core_progress import WAITS, report, training_for_a_while
 
 
 @pytest.mark.parametrize(
-    ("sight", "hang"),
+    ("process_state", "hang"),
     [
         (None, Hang.SILENT),
-        (Sight(Doing.RUNS), Hang.SILENT),  # nobody can tell whether its Python runs
-        (Sight(Doing.RUNS, 0.3), Hang.CUT_OFF),
-        (Sight(Doing.DISK, 0.3), Hang.CUT_OFF),  # its first thread waits for a disk, and that is not why it is silent
-        (Sight(Doing.RUNS, 5.9), Hang.LOCKED),
-        (Sight(Doing.DISK, 5.9), Hang.DISK),
-        (Sight(Doing.DISK), Hang.DISK),
-        (Sight(Doing.STOPPED, 5.9), Hang.STOPPED),
-        (Sight(Doing.STOPPED, 0.1), Hang.STOPPED),  # only just
-        (Sight(Doing.TRACED), Hang.TRACED),
+        (ProcessState(Doing.RUNS), Hang.SILENT),  # nobody can tell whether its Python runs
+        (ProcessState(Doing.RUNS, 0.3), Hang.CUT_OFF),
+        (
+            ProcessState(Doing.DISK, 0.3),
+            Hang.CUT_OFF,
+        ),  # its first thread waits for a disk, and that is not why it is silent
+        (ProcessState(Doing.RUNS, 5.9), Hang.LOCKED),
+        (ProcessState(Doing.DISK, 5.9), Hang.DISK),
+        (ProcessState(Doing.DISK), Hang.DISK),
+        (ProcessState(Doing.STOPPED, 5.9), Hang.STOPPED),
+        (ProcessState(Doing.STOPPED, 0.1), Hang.STOPPED),  # only just
+        (ProcessState(Doing.TRACED), Hang.TRACED),
     ],
 )
-def test_silent_ones_are_told_apart(sight: Sight | None, hang: Hang) -> None:
-    assert told_apart(sight, 6.0) is hang and hang in SILENT_KINDS
+def test_silent_ones_are_told_apart(process_state: ProcessState | None, hang: Hang) -> None:
+    assert classify_hang(process_state, 6.0) is hang and hang in SILENT_KINDS
 
 
 def test_each_silent_kind_has_a_fix_but_the_unknown_one() -> None:
@@ -48,7 +51,7 @@ def silent_house(node_timeout_s: float = 20.0) -> House:
 def test_the_shell_is_told_whom_to_look_at_and_the_sentence_says_what_was_seen() -> None:
     house = silent_house()
     assert [seat.node for seat in house.core.silent(house.now)] == ["1"]
-    house.step(Seen("s1", Sight(Doing.STOPPED, 11.0)))
+    house.step(Seen("s1", ProcessState(Doing.STOPPED, 11.0)))
     report(house, "0", WAITS._replace(still_s=11.0))
     house.tick()
     (said,) = house.notes
@@ -63,12 +66,12 @@ def test_where_nobody_looks_it_is_only_said_to_be_silent() -> None:
     assert "worker 1 has not been heard from for 11 s, worker 0 waits for it" in house.notes[0]
 
 
-def lose(house: House, sight: Sight | None) -> str:
+def lose(house: House, process_state: ProcessState | None) -> str:
     house.now += 6.0
     house.beat("0", step=10)
     assert [seat.node for seat in house.core.silent(house.now)] == ["1"]
-    if sight is not None:
-        house.step(Seen("s1", sight))
+    if process_state is not None:
+        house.step(Seen("s1", process_state))
     house.tick()
     assert house.seat("1").is_lost
     return house.seat("1").reason
@@ -76,21 +79,21 @@ def lose(house: House, sight: Sight | None) -> str:
 
 def test_the_loss_says_what_was_seen_durably_and_its_line_how_to_mend_it() -> None:
     house = training_for_a_while(2)
-    assert lose(house, Sight(Doing.STOPPED, 6.0)) == "silent for 5 s (NODE_TIMEOUT): it is stopped (SIGSTOP)"
+    assert lose(house, ProcessState(Doing.STOPPED, 6.0)) == "silent for 5 s (NODE_TIMEOUT): it is stopped (SIGSTOP)"
     assert house.notes[0].endswith("it is stopped (SIGSTOP). Fix: kill -CONT 1001")
     house.crash()
     assert "it is stopped (SIGSTOP)" in house.core.first_cause
 
 
-@pytest.mark.parametrize("sight", [None, Sight(Doing.RUNS)])
-def test_a_loss_of_which_nothing_was_seen_guesses_nothing(sight: Sight | None) -> None:
-    assert lose(training_for_a_while(2), sight) == "silent for 5 s (NODE_TIMEOUT)"
+@pytest.mark.parametrize("process_state", [None, ProcessState(Doing.RUNS)])
+def test_a_loss_of_which_nothing_was_seen_guesses_nothing(process_state: ProcessState | None) -> None:
+    assert lose(training_for_a_while(2), process_state) == "silent for 5 s (NODE_TIMEOUT)"
 
 
 def test_what_was_seen_before_it_spoke_again_is_forgotten() -> None:
     house = training_for_a_while(2)
     house.now += 3.0
-    house.step(Seen("s1", Sight(Doing.STOPPED, 3.0)))
+    house.step(Seen("s1", ProcessState(Doing.STOPPED, 3.0)))
     house.beat("1", step=10)
     assert lose(house, None) == "silent for 5 s (NODE_TIMEOUT)"
 
@@ -98,7 +101,7 @@ def test_what_was_seen_before_it_spoke_again_is_forgotten() -> None:
 def test_a_sight_of_a_stranger_or_of_one_who_speaks_changes_nothing() -> None:
     house = training_for_a_while(2)
     for session in ("nobody", "s0", "s1"):
-        ready = house.step(Seen(session, Sight(Doing.STOPPED, 9.0)))
+        ready = house.step(Seen(session, ProcessState(Doing.STOPPED, 9.0)))
         assert not (ready.records or ready.sends or ready.notes)
     house.beat("0", step=10)
     house.beat("1", step=10)

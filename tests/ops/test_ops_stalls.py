@@ -10,7 +10,7 @@ import pytest
 
 from samebits import config
 from samebits.config import Settings
-from samebits.core.hangs import Doing, Sight
+from samebits.core.hangs import Doing, ProcessState
 from samebits.launcher.job_view import JobView, Presence, Stall
 from samebits.launcher.stalls import FOLDER, LEAST_PATIENCE_S, MOST_BYTES, MOST_FILES, Stalls
 from samebits.service.stacks import Answer, Silence
@@ -36,14 +36,14 @@ class Host:
 
     def __init__(self) -> None:
         self.answers: dict[int, Answer] = {}
-        self.sights: dict[int, Sight | None] = {}
+        self.sights: dict[int, ProcessState | None] = {}
         self.asked: list[int] = []
 
     def ask(self, identity: ProcessIdentity) -> Answer:
         self.asked.append(identity.pid)
         return self.answers.get(identity.pid, Answer(dump(46)))
 
-    def see(self, identity: ProcessIdentity) -> Sight | None:
+    def see(self, identity: ProcessIdentity) -> ProcessState | None:
         return self.sights.get(identity.pid)
 
 
@@ -95,29 +95,35 @@ def test_a_standstill_is_looked_at_once_and_the_next_one_again(tmp_path: Path, h
 
 
 @pytest.mark.parametrize(
-    ("sight", "answer", "said"),
+    ("process_state", "answer", "said"),
     [
         (
-            Sight(Doing.STOPPED),
+            ProcessState(Doing.STOPPED),
             Answer(silence=Silence.STOPPED),
             "is stopped (SIGSTOP); its threads: {}. Fix: kill -CONT 102",
         ),
         (
-            Sight(Doing.RUNS, 9.0),
+            ProcessState(Doing.RUNS, 9.0),
             Answer(dump(70)),
             "holds Python's lock (the GIL) in train.py:70 in train; its threads: {}",
         ),
-        (Sight(Doing.DISK, 9.0), Answer(silence=Silence.NO_ANSWER), "waits in the kernel, most likely for a disk or a"),
         (
-            Sight(Doing.RUNS, 0.1),
+            ProcessState(Doing.DISK, 9.0),
+            Answer(silence=Silence.NO_ANSWER),
+            "waits in the kernel, most likely for a disk or a",
+        ),
+        (
+            ProcessState(Doing.RUNS, 0.1),
             Answer(dump(70)),
             "runs, but its messages do not arrive: the network between it and",
         ),
         (None, Answer(silence=Silence.NO_CHANNEL), "does not respond; its threads: {}"),
     ],
 )
-def test_a_silent_one_is_told_apart(sight: Sight | None, answer: Answer, said: str, tmp_path: Path, host: Host) -> None:
-    host.sights[102], host.answers[102] = sight, answer
+def test_a_silent_one_is_told_apart(
+    process_state: ProcessState | None, answer: Answer, said: str, tmp_path: Path, host: Host
+) -> None:
+    host.sights[102], host.answers[102] = process_state, answer
     (line,), _ = looked(stalls_in(tmp_path, host), standing(replace(STALL, silent=("2",))))
     assert line.startswith("worker 2 (rank 2, pid 102) " + said.format(tmp_path / FOLDER / "step-40-rank-2.txt"))
 
@@ -148,7 +154,7 @@ def test_a_folder_that_is_none_costs_the_file_and_not_the_sentence(tmp_path: Pat
 
 def test_a_lost_process_that_runs_on_is_looked_at_a_moment_later(tmp_path: Path, host: Host) -> None:
     stalls, lost = stalls_in(tmp_path, host), standing(None, n2=Presence.LOST)
-    host.sights[102] = Sight(Doing.STOPPED)
+    host.sights[102] = ProcessState(Doing.STOPPED)
     assert looked(stalls, lost, 0.0) == ([], []), "it may be ending"
     lines, _ = looked(stalls, lost, 1.5)
     assert len(lines) == 1 and "is stopped (SIGSTOP)" in lines[0]
@@ -156,22 +162,22 @@ def test_a_lost_process_that_runs_on_is_looked_at_a_moment_later(tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("sight", "ends"),
+    ("process_state", "ends"),
     [
-        (Sight(Doing.STOPPED), True),
-        (Sight(Doing.RUNS, 60.0), True),
-        (Sight(Doing.RUNS, 0.1), False),  # cut off: another one here would be, too
-        (Sight(Doing.DISK, 60.0), False),  # no signal reaches it
-        (Sight(Doing.TRACED), False),  # somebody looks at it
-        (Sight(Doing.RUNS), False),
+        (ProcessState(Doing.STOPPED), True),
+        (ProcessState(Doing.RUNS, 60.0), True),
+        (ProcessState(Doing.RUNS, 0.1), False),  # cut off: another one here would be, too
+        (ProcessState(Doing.DISK, 60.0), False),  # no signal reaches it
+        (ProcessState(Doing.TRACED), False),  # somebody looks at it
+        (ProcessState(Doing.RUNS), False),
         (None, False),
     ],
 )
 def test_who_cannot_end_by_itself_is_ended_once_patience_is_over(
-    sight: Sight | None, ends: bool, tmp_path: Path, host: Host
+    process_state: ProcessState | None, ends: bool, tmp_path: Path, host: Host
 ) -> None:
     stalls, lost = stalls_in(tmp_path, host), standing(None, n2=Presence.LOST)
-    host.sights[102] = sight
+    host.sights[102] = process_state
     for now in (0.0, 2.0, LEAST_PATIENCE_S - 1):
         assert looked(stalls, lost, now, may_end=True)[1] == []
     assert looked(stalls, lost, LEAST_PATIENCE_S + 1, may_end=True)[1] == ([102] if ends else [])
@@ -180,7 +186,7 @@ def test_who_cannot_end_by_itself_is_ended_once_patience_is_over(
 
 def test_step_timeout_fixes_the_patience(tmp_path: Path, host: Host) -> None:
     stalls, lost = stalls_in(tmp_path, host, step_timeout_s=2.0), standing(None, n2=Presence.LOST)
-    host.sights[102] = Sight(Doing.STOPPED)
+    host.sights[102] = ProcessState(Doing.STOPPED)
     looked(stalls, lost, 0.0, may_end=True)
     looked(stalls, lost, 2.0, may_end=True)
     lines, ended = looked(stalls, lost, 4.5, may_end=True)
@@ -194,19 +200,19 @@ def test_nobody_is_ended_who_is_only_to_be_told_or_would_not_be_replaced(
     changes: dict[str, str], may_end: bool, tmp_path: Path, host: Host
 ) -> None:
     stalls, lost = stalls_in(tmp_path, host, **changes), standing(None, n2=Presence.LOST)
-    host.sights[102] = Sight(Doing.STOPPED)
+    host.sights[102] = ProcessState(Doing.STOPPED)
     for now in (0.0, 2.0, 1000.0):
         assert looked(stalls, lost, now, may_end=may_end)[1] == []
 
 
 def test_who_goes_on_or_comes_back_meanwhile_is_left_alone(tmp_path: Path, host: Host) -> None:
     stalls, lost = stalls_in(tmp_path, host), standing(None, n2=Presence.LOST)
-    host.sights[102] = Sight(Doing.STOPPED)
+    host.sights[102] = ProcessState(Doing.STOPPED)
     looked(stalls, lost, 0.0, may_end=True)
     looked(stalls, lost, 2.0, may_end=True)
-    host.sights[102] = Sight(Doing.RUNS, 0.1)
+    host.sights[102] = ProcessState(Doing.RUNS, 0.1)
     assert looked(stalls, lost, 100.0, may_end=True)[1] == []
-    host.sights[102] = Sight(Doing.STOPPED)
+    host.sights[102] = ProcessState(Doing.STOPPED)
     looked(stalls, standing(None), 101.0, may_end=True)
     assert looked(stalls, lost, 102.0, may_end=True)[1] == [], "its patience begins anew"
 

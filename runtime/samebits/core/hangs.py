@@ -44,7 +44,7 @@ class Doing(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Sight:
+class ProcessState:
     """A process as seen from its host.
 
     Attributes:
@@ -55,19 +55,19 @@ class Sight:
     quiet_s: float | None = None
 
 
-def told_apart(sight: Sight | None, silent_s: float) -> Hang:
+def classify_hang(process_state: ProcessState | None, silent_s: float) -> Hang:
     """Return the kind of hang of a process that has sent nothing for ``silent_s``."""
-    if sight is None:
+    if process_state is None:
         return Hang.SILENT
-    if sight.doing is Doing.STOPPED:
+    if process_state.doing is Doing.STOPPED:
         return Hang.STOPPED
-    if sight.doing is Doing.TRACED:
+    if process_state.doing is Doing.TRACED:
         return Hang.TRACED
-    if sight.quiet_s is not None and sight.quiet_s < silent_s / 2:
+    if process_state.quiet_s is not None and process_state.quiet_s < silent_s / 2:
         return Hang.CUT_OFF
-    if sight.doing is Doing.DISK:
+    if process_state.doing is Doing.DISK:
         return Hang.DISK
-    return Hang.SILENT if sight.quiet_s is None else Hang.LOCKED
+    return Hang.SILENT if process_state.quiet_s is None else Hang.LOCKED
 
 
 def fix_of(hang: Hang, pid: int, scheduler: str = "the scheduler") -> str:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from samebits.core.causes.table import DEFAULT, CauseTable, Notice
-from samebits.core.hangs import Hang, Sight
+from samebits.core.hangs import Hang, ProcessState
 from samebits.core.messages import Activity, FromScheduler, Pairs, Process, ProcessEnded, Refusal, Refused, RoundId
 from samebits.core.ready import Level, Ready, Send
 from samebits.core.records import GenerationCommitted, Record, SeatGranted, SeatRetired, SlotGiven
@@ -134,7 +134,7 @@ class Presence:
     noticed_by: Notice | None = None  # how its loss was noticed, if nothing else is known about it
     status_by: float | None = None  # its script has left; its launcher may report the exit status until then
     is_gone: bool = False  # it announced its end or its process was seen dead: messages that still arrive are old
-    sight: Sight | None = None  # the process state seen while it was silent
+    process_state: ProcessState | None = None  # the process state seen while it was silent
     seen_at: float = 0.0
     figures: tuple[Figure, ...] = ()  # its measurements
     hang: Hang | None = None  # the reason for which it has to give up its seat
@@ -144,9 +144,9 @@ class Presence:
         """Renew the lease: a message of its session was accepted."""
         self.heard_at, self.lease_until = now, now + policy.node_timeout_s
 
-    def sight_now(self) -> Sight | None:
+    def current_process_state(self) -> ProcessState | None:
         """Return the process state seen since its last message, or None."""
-        return self.sight if self.seen_at > (self.heard_at or 0.0) else None
+        return self.process_state if self.seen_at > (self.heard_at or 0.0) else None
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from samebits.core.causes.remedies import Means, judged
 from samebits.core.causes.table import CauseClass, Notice, Row
 from samebits.core.ending import Ending
 from samebits.core.ends import EndKind
-from samebits.core.hangs import Sight
+from samebits.core.hangs import ProcessState
 from samebits.core.keys.key_records import KeyRecord
 from samebits.core.keys.key_store import CALLERS_A_SEAT, FEW_CALLERS, KeyStore, replay
 from samebits.core.ledger import Ledger, Policy, Presence
@@ -102,7 +102,7 @@ class Seen:
     """State of a silent session's process, as seen on its host."""
 
     session: str
-    sight: Sight
+    process_state: ProcessState
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,8 +195,8 @@ class SchedulerCore:
                 self._closed(session, gone)
             case Stalled(gap_s):
                 self._stalled(gap_s)
-            case Seen(session, sight):
-                self._seen(session, sight)
+            case Seen(session, process_state):
+                self._seen(session, process_state)
             case StopJob(by):
                 self._ending.stop(by)
             case Decision(text, drain):
@@ -204,7 +204,7 @@ class SchedulerCore:
             case ProcessEnded():
                 self._hear_of_end(event)
             case ProcessSeen():
-                self._hear_of_sight(event)
+                self._hear_of_process_state(event)
             case Restarting():
                 self._ending.await_replacements()
         ready = self._finish_step()
@@ -683,11 +683,11 @@ class SchedulerCore:
             self._ledger.ready.say(f"{seat.title} left: {text}, according to its launcher")
         self._ending.if_everybody_left()
 
-    def _hear_of_sight(self, told: ProcessSeen) -> None:
+    def _hear_of_process_state(self, told: ProcessSeen) -> None:
         """Record the state of a process on another host; its own messages take precedence."""
         seat, presence = self._ledger.state.seats.get(told.node), self._ledger.presences.get(told.node)
         if seat is not None and presence is not None and seat.process[:3] == (told.host, told.pid, told.started_at):
-            presence.sight, presence.seen_at = Sight(told.doing, told.quiet_s), self._ledger.now
+            presence.process_state, presence.seen_at = ProcessState(told.doing, told.quiet_s), self._ledger.now
 
     def _peer_gone(self, witness: Seat, body: PeerGone, _said: Said) -> None:
         """Process a worker's report that a process on its host died, before its connection closes."""
@@ -721,12 +721,12 @@ class SchedulerCore:
             if self._rendezvous.rank_of(seat) is not None and (round_ is None or seat.node not in round_.came):
                 self._lose(seat, "its connection closed and a collective with it failed")
 
-    def _seen(self, session: str, sight: Sight) -> None:
+    def _seen(self, session: str, process_state: ProcessState) -> None:
         """Record the state of a silent process, for messages only."""
         node = self._ledger.sessions.get(session)
         presence = self._ledger.presences.get(node) if node is not None else None
         if presence is not None:
-            presence.sight, presence.seen_at = sight, self._ledger.now
+            presence.process_state, presence.seen_at = process_state, self._ledger.now
 
     def _stalled(self, gap_s: float) -> None:
         self._leases.shift(gap_s)

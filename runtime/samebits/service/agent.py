@@ -100,7 +100,7 @@ from samebits.service.health.device_look import WatchedDevice
 from samebits.service.health.host_health import HealthLook
 from samebits.service.health.preemption import PreemptionLook
 from samebits.service.host import proof_for, this_process
-from samebits.service.process_state import DeathWatch, LifeSign, Sightings, Whereabouts
+from samebits.service.process_state import DeathWatch, LifeSign, ProcessObserver, Whereabouts
 from samebits.store.process_identity import ProcessIdentity
 
 STDERR = 2  # independent of sys.stderr
@@ -202,7 +202,7 @@ class Agent:
         host, port = settings.sched_host, settings.sched_port
         self._client = Client(host, port, self.session, settings.node_timeout_s, keys=self.keys)
         self._deaths = DeathWatch(lambda session: self._report(PeerGone(session)))
-        self._sightings = Sightings(settings.node_timeout_s)
+        self._observer = ProcessObserver(settings.node_timeout_s)
         self._beside: dict[str, ProcessIdentity] = {}  # the watched peer, by node
         self.life_sign = LifeSign.if_possible(process.host, self.session)
         self._health = HealthLook(settings, self._report, self._take_usage)
@@ -682,7 +682,7 @@ class Agent:
                 self._say_at = now + min(COUNTDOWN_S, left_s)
             else:
                 self._seat_at = None
-        for seen in self._sightings.look(self._beside, now):
+        for seen in self._observer.look(self._beside, now):
             self._client.send(seen)
         self._look_at_threads(now)
         end_at = self._end_at  # the main thread may reset it meanwhile

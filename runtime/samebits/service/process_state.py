@@ -4,7 +4,7 @@
   lives. The kernel hands it on before it frees a killed process's memory (44 ms a GB) and closes its connections. It is
   in an unnamed file (memfd_create(2)) that others open through /proc, so nothing has to be removed.
 - :func:`look`: the kernel's state of a process, and when its control thread last ran Python.
-- :class:`Sightings`: which silent workers of this host to report to a scheduler that may be on another host.
+- :class:`ProcessObserver`: which silent workers of this host to report to a scheduler that may be on another host.
 
 ``core.hangs`` interprets the observations.
 """
@@ -20,7 +20,7 @@ import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from samebits.core.hangs import Doing, Sight
+from samebits.core.hangs import Doing, ProcessState
 from samebits.core.values import Int, Value
 from samebits.printable import printable
 from samebits.service import clock, status
@@ -183,15 +183,15 @@ MOST_THREADS = 64
 _STATES = {"T": Doing.STOPPED, "t": Doing.TRACED, "D": Doing.DISK}
 
 
-def look(identity: ProcessIdentity) -> Sight | None:
+def look(identity: ProcessIdentity) -> ProcessState | None:
     """Return the process's state; None if it is gone or not visible."""
     try:
         stat = Path(f"/proc/{identity.pid}/stat").read_bytes()
     except OSError:
         return None
     state = stat[stat.rindex(b")") + 2 :][:1].decode(errors="replace")
-    sight = Sight(_STATES.get(state, Doing.RUNS), quiet_s(identity.pid))
-    return sight if identity.is_alive() else None  # checked last, so that the result cannot describe a reused pid
+    seen = ProcessState(_STATES.get(state, Doing.RUNS), quiet_s(identity.pid))
+    return seen if identity.is_alive() else None  # checked last, so that the result cannot describe a reused pid
 
 
 def threads(pid: int) -> list[str]:
@@ -225,7 +225,7 @@ MOST_LOOKS = 64
 LOOKS_A_LEASE = 4
 
 
-class Sightings:
+class ProcessObserver:
     """One observer's schedule of examinations.
 
     Args:
@@ -233,7 +233,7 @@ class Sightings:
         see: examines a process.
     """
 
-    def __init__(self, lease_s: float, see: Callable[[ProcessIdentity], Sight | None] = look) -> None:
+    def __init__(self, lease_s: float, see: Callable[[ProcessIdentity], ProcessState | None] = look) -> None:
         self._lease_s, self._see = lease_s, see
         self._due_at = float("-inf")
 
@@ -244,10 +244,10 @@ class Sightings:
         self._due_at = now + self._lease_s / LOOKS_A_LEASE
         found: list[status.ForHistory] = []
         for node, identity in list(here.items())[:MOST_LOOKS]:
-            sight = self._see(identity)
-            if sight is not None and self._is_odd(sight):
-                found.append(status.process_seen(node, identity, sight))
+            seen = self._see(identity)
+            if seen is not None and self._is_odd(seen):
+                found.append(status.process_seen(node, identity, seen))
         return found
 
-    def _is_odd(self, sight: Sight) -> bool:
-        return sight.doing is not Doing.RUNS or (sight.quiet_s is not None and sight.quiet_s >= self._lease_s / 2)
+    def _is_odd(self, seen: ProcessState) -> bool:
+        return seen.doing is not Doing.RUNS or (seen.quiet_s is not None and seen.quiet_s >= self._lease_s / 2)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from samebits import strict_json
 from samebits.core.causes.kinds import Observation
-from samebits.core.hangs import SILENT_KINDS, Sight
+from samebits.core.hangs import SILENT_KINDS, ProcessState
 from samebits.core.ledger import NAMED
 from samebits.core.messages import (
     MAX_DECISION,
@@ -147,9 +147,9 @@ def process_ended(node: str, identity: ProcessIdentity, seen: Observation, text:
     )
 
 
-def process_seen(node: str, identity: ProcessIdentity, sight: Sight) -> ProcessSeen:
+def process_seen(node: str, identity: ProcessIdentity, state: ProcessState) -> ProcessSeen:
     """Return a report on the state of a node's process on this host."""
-    return ProcessSeen(node, host_id(), identity.pid, identity.started_at, sight.doing, sight.quiet_s)
+    return ProcessSeen(node, host_id(), identity.pid, identity.started_at, state.doing, state.quiet_s)
 
 
 def restarting() -> Restarting:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 
-from samebits.core.hangs import Hang, fix_of, told_apart
+from samebits.core.hangs import Hang, classify_hang, fix_of
 from samebits.core.ledger import Ledger, Presence
 from samebits.core.ready import Level
 from samebits.core.records import SeatLeft, SeatLost, SeatResumed
@@ -88,7 +88,7 @@ class Leases:
         self._closing.discard(seat.node)
         if seat.slot is not None:
             ledger.miss(seat.slot)
-        hang = told_apart(presence.sight_now(), ledger.policy.node_timeout_s)
+        hang = classify_hang(presence.current_process_state(), ledger.policy.node_timeout_s)
         fix = fix_of(hang, seat.process.pid) if hang.value in reason else ""
         text = f"{seat.title} ({seat.process}) is lost: {seat.reason}"
         ledger.ready.say(f"{text}. Fix: {fix}" if fix else text, Level.WARNING)
@@ -192,7 +192,7 @@ class Leases:
         silent = f"silent for {silent_s:g} s (NODE_TIMEOUT{longer})"
         if presence.grace_until is not None and presence.grace_until <= presence.lease_until:
             return presence.grace_until, f"its connection closed and stayed closed for {policy.reconnect_grace_s:g} s"
-        hang = told_apart(presence.sight_now(), policy.node_timeout_s)
+        hang = classify_hang(presence.current_process_state(), policy.node_timeout_s)
         return presence.lease_until, silent if hang is Hang.SILENT else f"{silent}: it {hang.value}"
 
     def _quiet_from(self, seat: Seat) -> float:

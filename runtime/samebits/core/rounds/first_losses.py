@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from samebits.core.causes.table import Notice, Observation
-from samebits.core.hangs import Hang, told_apart
+from samebits.core.hangs import Hang, classify_hang
 from samebits.core.ledger import Presence
 from samebits.core.messages import Process
 from samebits.core.records import CauseFound
@@ -96,7 +96,7 @@ def observed(presence: Presence, words: str, lease_s: float) -> Observation:
         return Observation(notice=Notice.GONE)
     if presence.closed_at is not None:
         return Observation(notice=Notice.CLOSED)
-    hang = told_apart(presence.sight_now(), lease_s)
+    hang = classify_hang(presence.current_process_state(), lease_s)
     return Observation(notice=Notice.SILENT) if hang is Hang.SILENT else Observation(hang=hang)
 
 

@@ -194,13 +194,13 @@ class Watch:
         number = ledger.state.generation_number
         if presence is None or presence.closed_at is not None or presence.generation != number:
             return None
-        silent_s, sight = self._silent_s(presence), presence.sight_now()
+        silent_s, process_state = self._silent_s(presence), presence.current_process_state()
         if presence.activity is Activity.DONE:
-            return Member(node, presence.step, None, silent_s, sight)
+            return Member(node, presence.step, None, silent_s, process_state)
         if told is not None and told[0].step == presence.step and self._is_of_now(told[0]):
             progress = told[1]._replace(still_s=told[1].still_s + ledger.now - told[2])
-            return Member(node, presence.step, progress, silent_s, sight)
-        return Member(node, presence.step, None, silent_s, sight) if silent_s else None
+            return Member(node, presence.step, progress, silent_s, process_state)
+        return Member(node, presence.step, None, silent_s, process_state) if silent_s else None
 
     def _is_of_now(self, said: Said) -> bool:
         """Return whether the sender still holds its seat and was in the last generation."""

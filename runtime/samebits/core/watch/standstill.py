@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from samebits.core.hangs import SILENT_KINDS, Hang, Sight, told_apart
+from samebits.core.hangs import SILENT_KINDS, Hang, ProcessState, classify_hang
 from samebits.core.ledger import NAMED
 from samebits.core.reports import MAX_PLACE_CHARS, Phase, Progress
 from samebits.printable import printable
@@ -25,7 +25,7 @@ class Member:
     step: int
     progress: Progress | None
     silent_s: float = 0.0  # not 0: it has been silent for too long, and its report is old
-    sight: Sight | None = None  # the process's state, if it is silent
+    process_state: ProcessState | None = None  # the process's state, if it is silent
 
     @property
     def waits(self) -> bool:
@@ -49,7 +49,7 @@ class Standstill:
 
 def judge(members: Sequence[Member]) -> Standstill:
     """Return which ranks block which, given that none has made progress for a while."""
-    silent = [(member, told_apart(member.sight, member.silent_s)) for member in members if member.silent_s]
+    silent = [(member, classify_hang(member.process_state, member.silent_s)) for member in members if member.silent_s]
     heard = [member for member in members if not member.silent_s]
     waiting = tuple(member for member in heard if member.waits)
     holding = [(member, hang_of(member.progress)) for member in heard if member.progress and not member.waits]

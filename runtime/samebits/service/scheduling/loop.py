@@ -426,8 +426,8 @@ class SchedulerService:
         here, found = host_id(), []
         for seat in core.silent(now)[:MOST_LOOKS]:
             if seat.process.host == here:
-                sight = process_state.look(ProcessIdentity(seat.process.pid, seat.process.started_at))
-                found += [Seen(seat.session, sight)] if sight is not None else []
+                state = process_state.look(ProcessIdentity(seat.process.pid, seat.process.started_at))
+                found += [Seen(seat.session, state)] if state is not None else []
         return found
 
     def _seen_dead(self, server: Server, descriptors: set[int]) -> list[Closed]:
