@@ -65,7 +65,7 @@ from samebits.core.rounds.rendezvous import Rendezvous
 from samebits.core.state import JobState, Seat
 from samebits.core.watch.consistency import Consistency
 from samebits.core.watch.equality import Equality
-from samebits.core.watch.host_health import UnwellHosts
+from samebits.core.watch.host_health import HostHealth
 from samebits.core.watch.progress import Watch
 from samebits.core.watch.standstill import Standstill
 from samebits.core.watch.stragglers import Stragglers
@@ -134,8 +134,8 @@ class SchedulerCore:
         self._leases = Leases(ledger)
         self._watch = Watch(ledger)
         self._repeats = Repeats(ledger)
-        self._unwell_hosts = UnwellHosts(ledger)
-        self._world = World(ledger, self._unwell_hosts.is_to_leave)
+        self._host_health = HostHealth(ledger)
+        self._world = World(ledger, self._host_health.is_to_leave)
         self._admission = Admission(ledger, self._leases, self._world, self._give_slots)
         self._rendezvous = Rendezvous(ledger, self._world)
         self._equality = Equality(ledger)
@@ -226,7 +226,7 @@ class SchedulerCore:
     @property
     def ailments(self) -> list[str]:
         """Return the problems of the workers' hosts, one sentence each."""
-        return self._unwell_hosts.lines()
+        return self._host_health.lines()
 
     @property
     def stragglers(self) -> list[str]:
@@ -375,7 +375,7 @@ class SchedulerCore:
         }
         self._judges = {
             StallReport: self._watch.take,
-            HealthReport: self._unwell_hosts.take,
+            HealthReport: self._host_health.take,
             Anomaly: self._note_anomaly,
             StepTiming: self._take_timing,
             Figures: self._take_figures,
@@ -396,13 +396,13 @@ class SchedulerCore:
 
     def _take_timing(self, seat: Seat, body: StepTiming, said: Said) -> None:
         self._stragglers.take(seat, body, said)
-        self._unwell_hosts.remind(seat)
+        self._host_health.remind(seat)
 
     def _take_figures(self, seat: Seat, body: Figures, _said: Said) -> None:
         self._ledger.presences[seat.node].figures = body.figures
 
     def _note_anomaly(self, seat: Seat, body: Anomaly, _said: Said) -> None:
-        self._unwell_hosts.note(seat, body, self._rendezvous.rank_of(seat))
+        self._host_health.note(seat, body, self._rendezvous.rank_of(seat))
 
     def _call_keys(self, _seat: Seat, call: KeyCall) -> None:
         seats = self._ledger.state.seats
@@ -540,7 +540,7 @@ class SchedulerCore:
 
     def _why_left(self, seat: Seat, generation: int) -> str:
         failed = f"a collective of generation {generation} failed at worker {seat.node}"
-        return self._unwell_hosts.computed_again() or failed
+        return self._host_health.computed_again() or failed
 
     def _compare_member(self, seat: Seat, message: Heartbeat) -> None:
         """Compare a member's heartbeat with the last generation and repeat what it missed."""
@@ -772,13 +772,13 @@ class SchedulerCore:
         else:
             self._ending.judge_emptiness()
             if ledger.policy.recovery and ledger.state.final is None and self._rendezvous.round is None:
-                self._unwell_hosts.judge(self._stragglers.slow() if ledger.policy.swaps_stragglers else {})
+                self._host_health.judge(self._stragglers.slow() if ledger.policy.swaps_stragglers else {})
 
     # ---- losses, rounds
 
     def _forget_condition(self, node: str) -> None:
         """Forget the health and pace of a node whose process is gone."""
-        self._unwell_hosts.forget(node)
+        self._host_health.forget(node)
         self._stragglers.forget(node)
 
     def _give_slots(self, admitted: Seat | None = None) -> None:

@@ -28,7 +28,7 @@ NAMED = 16
 """Readings that a status lists."""
 
 
-class UnwellHosts:
+class HostHealth:
     """The health of one job's hosts."""
 
     def __init__(self, ledger: Ledger) -> None:
