@@ -61,7 +61,7 @@ from samebits.core.agent.events import (
     Trains,
     Waits,
 )
-from samebits.core.agent.failover import LookElsewhere
+from samebits.core.agent.failover import TryNextAddress
 from samebits.core.agent.key_calls import MAX_OPEN_CALLS
 from samebits.core.ends import EndKind
 from samebits.core.messages import Admitted, GenerationStarted, Holdings, KeyAnswer, KeyOp, Place
@@ -169,7 +169,7 @@ class Agent:
             heartbeat_interval_s=settings.heartbeat_interval_s,
             first_beat_s=settings.heartbeat_interval_s * share_of(self.session),
             topo_timeout_s=settings.topo_timeout_s,
-            elsewhere_s=None if names_one(settings.sched_host) else settings.node_timeout_s,
+            failover_s=None if names_one(settings.sched_host) else settings.node_timeout_s,
         )
         self._core = AgentCore(policy, clock.now_s())
         self._events: collections.deque[AgentEvent] = collections.deque()
@@ -562,7 +562,7 @@ class Agent:
                     self._changed.notify_all()
             case ToldToWait():
                 self._told_to_wait(notice)
-            case LookElsewhere():
+            case TryNextAddress():
                 self._look_elsewhere(notice)
             case BreakGroup(text):
                 log.warn(text)
@@ -646,7 +646,7 @@ class Agent:
         else:
             log.warn(f"{text}; this worker keeps its seat and tries again")
 
-    def _look_elsewhere(self, told: LookElsewhere) -> None:
+    def _look_elsewhere(self, told: TryNextAddress) -> None:
         text = f"{self._client.address}: {told.text}; the next address of SCHED_HOST is tried"
         if text not in self._said_elsewhere and len(self._said_elsewhere) < MOST_SAID:
             self._said_elsewhere.add(text)

@@ -45,7 +45,7 @@ from samebits.core.agent.events import (
     Trains,
     Waits,
 )
-from samebits.core.agent.failover import Elsewhere, LookElsewhere
+from samebits.core.agent.failover import SchedulerFailover, TryNextAddress
 from samebits.core.agent.key_calls import KeyCalls
 from samebits.core.agent.reports import Reports
 from samebits.core.agent.states import HeldSeat, Link, LinkState, Offer, Request, Stage
@@ -109,7 +109,7 @@ class AgentPolicy:
     topo_timeout_s: float = 1800.0
     job: str = ""  # the id that the launcher gave the job; "": any scheduler's job
     proof: bytes = b""  # of a replacement
-    elsewhere_s: float | None = None  # how long a scheduler may be silent if there are others; None: there are none
+    failover_s: float | None = None  # how long a scheduler may be silent if there are others; None: there are none
     stranger_retry_s: float = 5.0  # how often a training worker tries a scheduler that does not know its job
 
 
@@ -122,7 +122,7 @@ class AgentCore:
         self._ready = AgentReady()
         self._stage = Stage.ACTIVE
         self._link = Link(LinkState.CLOSED, away_since=now)
-        self._elsewhere = Elsewhere(policy.elsewhere_s)
+        self._failover = SchedulerFailover(policy.failover_s)
         self._ask_at = now
         self._beat_at = now
         # from the scheduler
@@ -202,7 +202,7 @@ class AgentCore:
                 self._observed(body)
             case Connected():
                 self._link = replace(self._link, state=LinkState.OPEN)
-                self._elsewhere.opened(self._now)
+                self._failover.opened(self._now)
                 self._register()
             case Disconnected():
                 self._disconnected()
@@ -313,12 +313,12 @@ class AgentCore:
 
     def _pass(self) -> None:
         self._call_keys()
-        is_unsure = self._link.is_registered and self._elsewhere.is_doubtful(self._now)
+        is_unsure = self._link.is_registered and self._failover.is_doubtful(self._now)
         if (self._link.state is LinkState.OPEN or is_unsure) and self._ask_at <= self._now:
             self._register()
-        if self._link.is_open and self._elsewhere.is_over(self._now):
-            said_nothing = f"the scheduler there has said nothing for {self._policy.elsewhere_s or 0:g} s"
-            self._look_elsewhere(LookElsewhere(said_nothing))
+        if self._link.is_open and self._failover.is_over(self._now):
+            said_nothing = f"the scheduler there has said nothing for {self._policy.failover_s or 0:g} s"
+            self._look_elsewhere(TryNextAddress(said_nothing))
         if self._beat_at <= self._now and (sender := self._sender):
             self._heartbeat()
             self._beat_at = self._now + self._policy.heartbeat_interval_s
@@ -340,8 +340,8 @@ class AgentCore:
             return link.away_since + self._policy.topo_timeout_s
         return None
 
-    def _look_elsewhere(self, objection: LookElsewhere) -> None:
-        self._elsewhere.opened(self._now)  # until the connection is closed
+    def _look_elsewhere(self, objection: TryNextAddress) -> None:
+        self._failover.opened(self._now)  # until the connection is closed
         self._ready.notices.append(objection)
 
     def _lose_patience(self) -> None:
@@ -362,8 +362,8 @@ class AgentCore:
         speak_at = self._beat_at if self._link.is_registered else self._ask_at
         if self._link.is_registered and (say_at := self._key_calls.say_at) is not None:
             speak_at = min(speak_at, say_at)
-        if (elsewhere_at := self._elsewhere.wake_at(self._now)) is not None:
-            speak_at = min(speak_at, max(elsewhere_at, self._ask_at) if self._link.is_registered else elsewhere_at)
+        if (failover_at := self._failover.wake_at(self._now)) is not None:
+            speak_at = min(speak_at, max(failover_at, self._ask_at) if self._link.is_registered else failover_at)
         return speak_at if patience_ends_at is None else min(speak_at, patience_ends_at)
 
     # ---- the connection
@@ -428,11 +428,11 @@ class AgentCore:
     # ---- the scheduler
 
     def _hear(self, message: FromScheduler) -> None:
-        objection = self._elsewhere.objection(message, self.expected_job, self.term)
+        objection = self._failover.objection(message, self.expected_job, self.term)
         if objection is not None:
             self._look_elsewhere(objection)
             return
-        self._elsewhere.heard(message, self._now)
+        self._failover.heard(message, self._now)
         match message:
             case Admitted():
                 self._admitted(message)
@@ -507,7 +507,7 @@ class AgentCore:
         if self.seated and (message.job, message.incarnation) != (self.job, self.incarnation):
             return  # a late message of another job's scheduler must not take this process over
         first, resumed = not self.seated, self.seated and not self._link.is_registered
-        if self._link.is_registered and self._elsewhere.has_choice:
+        if self._link.is_registered and self._failover.has_choice:
             return  # only a sign of life was requested
         sender = Credential(message.job, self._policy.node, self._policy.session, message.incarnation)
         slot = message.slot

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from samebits.core.agent.failover import LookElsewhere
+from samebits.core.agent.failover import TryNextAddress
 from samebits.core.ends import EndKind
 from samebits.core.messages import (
     Admitted,
@@ -294,7 +294,7 @@ class Answered:
 Notice = (
     Seated
     | ToldToWait
-    | LookElsewhere
+    | TryNextAddress
     | BreakGroup
     | EnterAgain
     | LeaveGently

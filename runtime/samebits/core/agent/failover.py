@@ -14,14 +14,14 @@ _STRANGERS = (Refusal.OTHER_JOB, Refusal.OTHER_SETTINGS, Refusal.PROTOCOL)
 
 
 @dataclass(frozen=True, slots=True)
-class LookElsewhere:
+class TryNextAddress:
     """Notice: try the scheduler's next address, because this one is wrong or silent."""
 
     text: str
     is_refusal: bool = False  # the scheduler belongs to another job
 
 
-class Elsewhere:
+class SchedulerFailover:
     """Judges one connection.
 
     Args:
@@ -42,7 +42,7 @@ class Elsewhere:
         wait_s = max(0.0, message.retry_after_s) if isinstance(message, Refused) else 0.0
         self._heard_at = now + wait_s
 
-    def objection(self, message: FromScheduler, job: str, term: int) -> LookElsewhere | None:
+    def objection(self, message: FromScheduler, job: str, term: int) -> TryNextAddress | None:
         """Return why the sender is the wrong scheduler; None if it may be right.
 
         Args:
@@ -54,13 +54,13 @@ class Elsewhere:
         said = "" if isinstance(message, Pending | KeyAnswer) else message.job
         if isinstance(message, Refused) and message.refusal in _STRANGERS:
             is_other = message.job != job if job else message.refusal is Refusal.OTHER_JOB
-            return LookElsewhere(message.text, is_refusal=True) if is_other else None
+            return TryNextAddress(message.text, is_refusal=True) if is_other else None
         if job and said and said != job:
-            return LookElsewhere(
+            return TryNextAddress(
                 f"the scheduler there runs job {said}, and this worker belongs to job {job}", is_refusal=True
             )
         if 0 < message.term < term:
-            return LookElsewhere(
+            return TryNextAddress(
                 f"the scheduler there is of term {message.term}, and term {term} has begun: it was replaced"
             )
         return None
