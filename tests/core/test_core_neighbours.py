@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samebits.core.membership.buddies import buddies, neighbourhoods
+from samebits.core.membership.buddies import buddies, buddy_placements
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_nobody_keeps_its_own_hosts_copies_nor_more_than_its_share(hosts: str) -
 
 @given(st.text("abcd", min_size=1, max_size=24))
 def test_on_each_host_everybody_is_watched_by_one_other(hosts: str) -> None:
-    watches = [one.watches for one in neighbourhoods(hosts)]
+    watches = [one.watches for one in buddy_placements(hosts)]
     for rank, host in enumerate(hosts):
         beside = {other for other in range(len(hosts)) if hosts[other] == host}
         seen, at = set[int](), watches[rank]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbourhood:
+class BuddyPlacement:
     """The local place, watched peer and buddies of one member."""
 
     local_rank: int  # among the ranks of its host
@@ -25,8 +25,8 @@ class Neighbourhood:
     keeps: tuple[int, ...]  # the ranks for which it is the buddy
 
 
-def neighbourhoods(hosts: Sequence[str]) -> list[Neighbourhood]:
-    """Return each member's neighbourhood, by rank.
+def buddy_placements(hosts: Sequence[str]) -> list[BuddyPlacement]:
+    """Return each member's placement, by rank.
 
     Args:
         hosts: of the members, by rank.
@@ -40,7 +40,7 @@ def neighbourhoods(hosts: Sequence[str]) -> list[Neighbourhood]:
     found = []
     for rank, (host, keeper) in enumerate(zip(hosts, keepers, strict=True)):
         is_apart = keeper is not None and hosts[keeper] != host
-        found.append(Neighbourhood(seen[host], sizes[host], watched[rank], keeper, is_apart, tuple(kept[rank])))
+        found.append(BuddyPlacement(seen[host], sizes[host], watched[rank], keeper, is_apart, tuple(kept[rank])))
         seen[host] += 1
     return found
 

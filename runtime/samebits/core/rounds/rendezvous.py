@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from samebits.core.ledger import Ledger
-from samebits.core.membership.buddies import Neighbourhood, neighbourhoods
+from samebits.core.membership.buddies import BuddyPlacement, buddy_placements
 from samebits.core.membership.world import World, rank_of_slot
 from samebits.core.messages import (
     AddressMap,
@@ -118,7 +118,7 @@ class Rendezvous:
         self.round: Round | None = None
         self._restore: Restore | None = None  # of the last generation committed in this term
         self._blobs: dict[int, bytes] = {}
-        self._placed: tuple[int, Sequence[Neighbourhood]] = (0, ())  # neighbourhoods in this generation
+        self._placed: tuple[int, Sequence[BuddyPlacement]] = (0, ())  # generation, and its members' placements
         self.is_held = False  # a decision is pending that the open round has to wait for
         self.has_no_way_back = False  # no point is left that the members may return to
         self.points_lost = ""  # why training must not restart from step 0
@@ -468,16 +468,16 @@ class Rendezvous:
         for rank, (node, _) in enumerate(committed.members):
             self._start(rank, seats[node], places)
 
-    def _places(self) -> Sequence[Neighbourhood]:
-        """Return the neighbourhoods in the last generation, by rank."""
+    def _places(self) -> Sequence[BuddyPlacement]:
+        """Return the members' placements in the last generation, by rank."""
         committed = self._ledger.state.generation
         assert committed is not None
         if self._placed[0] != committed.generation:
             hosts = [self._ledger.process_of(node).host for node, _ in committed.members]
-            self._placed = (committed.generation, neighbourhoods(hosts))
+            self._placed = (committed.generation, buddy_placements(hosts))
         return self._placed[1]
 
-    def _start(self, rank: int, seat: Seat, places: Sequence[Neighbourhood]) -> None:
+    def _start(self, rank: int, seat: Seat, places: Sequence[BuddyPlacement]) -> None:
         ledger, restore, place = self._ledger, self._restore, places[rank]
         committed = ledger.state.generation
         assert committed is not None and restore is not None
