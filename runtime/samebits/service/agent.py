@@ -378,7 +378,7 @@ class Agent:
             if not is_answered:
                 self._post(GaveUp(ticket))
 
-    def report_oddity(self, step: int, text: str, *, is_verdict: bool = False, comes_again: bool = False) -> None:
+    def report_anomaly(self, step: int, text: str, *, is_verdict: bool = False, comes_again: bool = False) -> None:
         """Report an implausible number, or the fault behind one, to the scheduler."""
         self._report(Anomaly(step, printable(text, MAX_ANOMALY_CHARS), is_verdict, comes_again))
 

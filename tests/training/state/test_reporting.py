@@ -27,7 +27,7 @@ class Desk:
         self.process: Any = SimpleNamespace(
             settings=SimpleNamespace(log_dir=log_dir, loss_anomaly="tell", enable_recovery=True),
             device=torch.device("cpu"),
-            agent=SimpleNamespace(node="0", report_oddity=self.tell),
+            agent=SimpleNamespace(node="0", report_anomaly=self.tell),
         )
 
     def tell(self, step: int, text: str, *, is_verdict: bool, comes_again: bool) -> None:
