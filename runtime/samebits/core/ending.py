@@ -47,7 +47,7 @@ class Ending:
         self._left_with = ""
         self._causes = Causes(ledger.state.causes)
 
-    def hear_somebody(self) -> None:
+    def note_contact(self) -> None:
         """Note that a process of this job, not a stranger, has sent something in this term."""
         if self._first_heard_at is None:
             self._first_heard_at = self._filling_since = self._ledger.now
@@ -138,7 +138,7 @@ class Ending:
             self._all_are_through()
             return
         elif self._leave_by is None and is_trained:  # the wait for an exit status is over
-            self.if_everybody_left()
+            self.finish_if_all_left()
             return
         occupied = self._is_occupied() and (is_trained or not self._own_errors())
         awaited = self._first_heard_at is None and not is_trained
@@ -217,7 +217,7 @@ class Ending:
         cool_down_s = 0.0 if self._ledger.state.final is None else policy.cool_down_s
         return 2 * policy.node_timeout_s + cool_down_s
 
-    def if_everybody_left(self) -> None:
+    def finish_if_all_left(self) -> None:
         """Complete the job's end if all processes have left."""
         ledger, state = self._ledger, self._ledger.state
         if self.ended is not None:
@@ -297,7 +297,7 @@ class Ending:
         self._ledger.write(JobFinished())
         self._ledger.ready.say("job finished")
         self.ended = self._ledger.ready.ended = Ended(EndKind.FINISHED, "job finished")
-        self._tell_those_who_wait()
+        self._tell_waiting_sessions()
 
     def end_job(self, kind: EndKind, text: str, status: int = 0) -> None:
         """End the job unfinished: tell every process, and exit when they have left.
@@ -316,12 +316,12 @@ class Ending:
         ledger.ready.say(f"the job ends: {text}", Level.WARNING)
         self.ended, self._leave_by = Ended(kind, text), ledger.now + END_GRACE_S
         message = self._last_word(self.ended)
-        for seat in ledger.everybody():
+        for seat in ledger.live_seats_and_spares():
             ledger.tell(seat.node, message)
-        self._tell_those_who_wait()
-        self.if_everybody_left()
+        self._tell_waiting_sessions()
+        self.finish_if_all_left()
 
-    def _tell_those_who_wait(self) -> None:
+    def _tell_waiting_sessions(self) -> None:
         """Tell processes without a seat that the job is over."""
         assert self.ended is not None
         message = self._last_word(self.ended)

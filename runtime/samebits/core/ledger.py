@@ -1,9 +1,9 @@
 """State shared by the parts of the scheduler's core: durable state, presences and the step's Ready.
 
 Only ``write`` changes durable state. It adds the record to the Ready and applies it at once, so the two cannot differ.
-Only ``miss``, ``meet`` and ``miss_nobody`` change which slots are missing. Values that every message needs, such as the
-number of present slots, are kept up to date instead of being recounted: after a loss of all, ten thousand workers that
-return would otherwise be counted ten thousand times.
+Only ``miss``, ``meet`` and ``clear_absent`` change which slots are missing. Values that every message needs, such as
+the number of present slots, are kept up to date instead of being recounted: after a loss of all, ten thousand workers
+that return would otherwise be counted ten thousand times.
 """
 
 from __future__ import annotations
@@ -217,10 +217,10 @@ class Ledger:
         self.absent.pop(slot, None)
         self._update_vacated(slot)
         if not self.absent:
-            self.miss_nobody()  # a cleared dict keeps its size, and every invitation would walk it
+            self.clear_absent()  # a cleared dict keeps its size, and every invitation would walk it
         self.version += 1
 
-    def miss_nobody(self) -> None:
+    def clear_absent(self) -> None:
         """Mark no slot as missing."""
         self.absent.clear()
         self.vacated.clear()
@@ -243,7 +243,7 @@ class Ledger:
         slot = self.state.seats[node].slot
         return slot is not None and slot not in self.absent
 
-    def everybody(self) -> list[Seat]:
+    def live_seats_and_spares(self) -> list[Seat]:
         """Return members and spares that are believed to be alive."""
         return self.live_seats() + [self.state.seats[node] for node in self.state.spares]
 

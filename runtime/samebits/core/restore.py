@@ -59,7 +59,7 @@ class Restore:
         return self.lends.get(rank, ())
 
 
-def without_the_doubtful(joined: Mapping[int, Holdings], equal: Point | None) -> dict[int, Holdings]:
+def drop_doubtful_points(joined: Mapping[int, Holdings], equal: Point | None) -> dict[int, Holdings]:
     """Return ``joined`` without points after ``equal``, the last point known to be common."""
 
     def is_equal(point: Point) -> bool:

@@ -110,9 +110,9 @@ class Tick:
     """Time has passed and the socket is drained: deadlines may be judged."""
 
 
-FromAnybody = StopJob | Decision | ProcessEnded | ProcessSeen | Restarting
+FromAnyProcess = StopJob | Decision | ProcessEnded | ProcessSeen | Restarting
 """Messages from operators and launchers. Any process that can connect may send them."""
-Event = Received | Closed | Stalled | Seen | FromAnybody | Tick
+Event = Received | Closed | Stalled | Seen | FromAnyProcess | Tick
 
 
 class SchedulerCore:
@@ -176,7 +176,7 @@ class SchedulerCore:
                 self._leases.begin(seat, heard=False)
         self._compare_with_generation()
         if state.final is not None:  # the last worker may have left just before the scheduler died
-            self._ending.if_everybody_left()
+            self._ending.finish_if_all_left()
             if self._ending.ended is None:
                 self._ending.judge_emptiness()
         return self._finish_step()
@@ -359,7 +359,7 @@ class SchedulerCore:
         seat = self._holder(session, message.sender)
         if seat is None or self._ledger.presences[seat.node].is_gone:
             return
-        self._ending.hear_somebody()
+        self._ending.note_contact()
         self._leases.renew(seat)
         self._handlers[type(message)](seat, message)
 
@@ -423,7 +423,7 @@ class SchedulerCore:
         old_incarnation = before.incarnation if before else 0
         seat = self._admission.register(message)
         if seat is not None or message.session in self._admission.pending or message.session in self._admission.refused:
-            self._ending.hear_somebody()
+            self._ending.note_contact()
         if seat is None:
             return
         if seat.slot is not None and seat.incarnation != old_incarnation:
@@ -449,7 +449,7 @@ class SchedulerCore:
         if reporters is None:
             return
         ledger, state = self._ledger, self._ledger.state
-        self._ending.hear_somebody()
+        self._ending.note_contact()
         self._admission.forget_pending()
         self._world.load()
         heard = {message.session for message in reporters}
@@ -611,7 +611,7 @@ class SchedulerCore:
         ledger.ready.say(
             f"training is finished at step {point.step}: every worker's last commit is durable, and all are equal"
         )
-        for member in ledger.everybody():
+        for member in ledger.live_seats_and_spares():
             ledger.tell(member.node, self._finished(point))
 
     def _finished(self, point: Point) -> Finished:
@@ -633,7 +633,7 @@ class SchedulerCore:
             presence.is_gone = True
             is_own = is_trained and not message.on_purpose
             self._lose(seat, message.text, spoke=True, status=message.status or 0 if is_own else 0)
-        self._ending.if_everybody_left()
+        self._ending.finish_if_all_left()
 
     def _hear_last_words(self, seat: Seat, body: LastWords, said: Said) -> None:
         """Record the error that a worker is dying of. Its seat is lost when it leaves."""
@@ -681,7 +681,7 @@ class SchedulerCore:
         elif not seat.has_left:
             self._leases.leave(seat)
             self._ledger.ready.say(f"{seat.title} left: {text}, according to its launcher")
-        self._ending.if_everybody_left()
+        self._ending.finish_if_all_left()
 
     def _hear_of_process_state(self, told: ProcessSeen) -> None:
         """Record the state of a process on another host; its own messages take precedence."""
@@ -712,7 +712,7 @@ class SchedulerCore:
                 self._admission.welcome(seat)
             if round_ is not None and round_.joined and self._rendezvous.is_urgent():
                 self._corroborate()
-        self._ending.if_everybody_left()
+        self._ending.finish_if_all_left()
 
     def _corroborate(self) -> None:
         """Lose members with closed connections at once: a collective in their generation failed."""
@@ -750,12 +750,12 @@ class SchedulerCore:
         self._judge_progress()
         self._stragglers.tick()
         if self._ending.ended is not None:
-            self._ending.if_everybody_left()
+            self._ending.finish_if_all_left()
             return
         self._give_slots()
         if (start_at := self._start_deadline()) is not None and start_at <= ledger.now:
             self._admission.seat_pending()
-            self._world.begin_without_the_absent()
+            self._world.begin_without_absent()
         self._open_round_if_due()  # before the world shrinks, which may close a round
         self._world.shrink()
         self._rendezvous.harden_if_stuck()
@@ -887,7 +887,7 @@ class SchedulerCore:
         if self._rendezvous.round is not None or state.final is not None:
             return
         if state.generation is None:
-            self._world.begin_without_the_absent()
+            self._world.begin_without_absent()
             here, size = ledger.present(), ledger.policy.world_size
             few = f"{here} of {size} workers are registered after {ledger.policy.start_grace_s:g} s (START_GRACE)"
             self._rendezvous.open(few if here < size else f"all {here} workers are registered")

@@ -48,7 +48,7 @@ class World:
         expected = set(state.by_slot)
         if state.generation is None:
             expected.update(range(ledger.policy.world_size))
-        ledger.miss_nobody()
+        ledger.clear_absent()
         for slot in range(ledger.policy.max_world_size):  # a slot may have been taken away and not yet been given
             if len(expected) >= ledger.policy.min_world_size:
                 break
@@ -108,7 +108,7 @@ class World:
         enough = self._ledger.present() + pending >= policy.min_world_size
         return first_heard_at + policy.start_grace_s if enough else None
 
-    def begin_without_the_absent(self) -> None:
+    def begin_without_absent(self) -> None:
         """Begin without the absent slots."""
         for slot in sorted(self._ledger.absent):
             self._give_up(slot)

@@ -32,10 +32,10 @@ from samebits.core.restore import (
     Restore,
     choose,
     differing,
+    drop_doubtful_points,
     lost_progress,
     lost_steps,
     must_look,
-    without_the_doubtful,
 )
 from samebits.core.rounds.lost_records import next_generation
 from samebits.core.state import Seat, next_line
@@ -135,7 +135,7 @@ class Rendezvous:
         round_id = RoundId(ledger.state.term, self._rounds_opened)
         self.round = Round(round_id, reason, ledger.now, blames_nobody, gently=gently)
         ledger.ready.say(f"round {self.round.id} opened: {reason}")
-        self._invite_everybody()
+        self._invite_all()
 
     def is_urgent(self) -> bool:
         """Return whether a round is open whose generation cannot continue to its next commit."""
@@ -147,7 +147,7 @@ class Rendezvous:
             self.harden(reason)
         if self.round is not None and self.round.blames_nobody:
             self.round.text, self.round.blames_nobody = reason, False
-            self._invite_everybody_again()
+            self._invite_all_again()
 
     def harden_if_stuck(self) -> None:
         """Harden a gentle round in which late members wait for the others in a collective."""
@@ -161,7 +161,7 @@ class Rendezvous:
             self.round.text, self.round.gently, self.round.leave_by = reason, False, None
             self.round.opened_at = self._ledger.now
             self._ledger.ready.say(f"round {self.round.id} does not wait for a commit: {reason}")
-            self._invite_everybody_again()
+            self._invite_all_again()
 
     def begin_again(self, reason: str) -> None:
         """Discard what members brought into the open round: all must roll back first."""
@@ -174,17 +174,17 @@ class Rendezvous:
             self.harden(reason)
         else:
             round_.text = reason
-            self._invite_everybody_again()
+            self._invite_all_again()
 
-    def _invite_everybody_again(self) -> None:
+    def _invite_all_again(self) -> None:
         """Invite all now. In an elastic world, wait for ``refresh``, as the round may close."""
         if self.round is not None and self._ledger.policy.is_elastic:
             self.round.told.clear()
             self.round.version = -1
         else:
-            self._invite_everybody()
+            self._invite_all()
 
-    def _invite_everybody(self) -> None:
+    def _invite_all(self) -> None:
         if self.round is not None:
             self.round.version, self.round.told_at = self._ledger.version, self._ledger.now
             self._invite(self.round, self._ledger.live_seats())
@@ -337,10 +337,10 @@ class Rendezvous:
         seats = [state.seats[state.by_slot[slot]] for slot in slots]
         by_rank = {rank: round_.joined[seat.node] for rank, seat in enumerate(seats)}
         if state.is_in_doubt:
-            by_rank = without_the_doubtful(by_rank, state.known_point)
+            by_rank = drop_doubtful_points(by_rank, state.known_point)
         suspects: set[int] = set()
         if state.rolled_back is not None:
-            by_rank = without_the_doubtful(by_rank, state.rolled_back.to)
+            by_rank = drop_doubtful_points(by_rank, state.rolled_back.to)
             named = set(state.rolled_back.suspects)
             suspects = {rank for rank, seat in enumerate(seats) if (seat.node, seat.incarnation) in named}
         if not self._same_numerics(seats, by_rank) or self._asks_disks(round_, seats, by_rank):
@@ -380,7 +380,7 @@ class Rendezvous:
             if blob and self._is_in_place(made_for, Place(slots[rank], rank, len(slots))):
                 self._blobs[rank] = blob
         ledger.ready.say(f"generation {state.generation_number} starts with {len(seats)} workers; {restore.text}")
-        self._start_everybody()
+        self._start_all()
         self._tell_address_map([seat.node for seat in seats])
 
     def _is_in_vain(self, round_: Round, members: tuple[tuple[str, int], ...], restore: Point | None) -> bool:
@@ -461,7 +461,7 @@ class Rendezvous:
         self._start(rank, seat, self._places())
         self._tell_address_map([seat.node])
 
-    def _start_everybody(self) -> None:
+    def _start_all(self) -> None:
         committed = self._ledger.state.generation
         assert committed is not None
         places, seats = self._places(), self._ledger.state.seats

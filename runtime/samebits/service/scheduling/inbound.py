@@ -20,7 +20,7 @@ from samebits.core.messages import (
     StatusQuery,
 )
 from samebits.core.ready import Note, Ready
-from samebits.core.scheduler import Event, FromAnybody, Received
+from samebits.core.scheduler import Event, FromAnyProcess, Received
 from samebits.net.server import Arrived, Garbled, Rejected
 from samebits.service import clock
 from samebits.service.scheduling.followers import Followers
@@ -32,7 +32,7 @@ MOST_ENDS = 256
 """The same limit for reports of ended or observed processes."""
 
 
-Told = Received | FromAnybody
+Told = Received | FromAnyProcess
 """Events for the core that arrive over the socket."""
 
 
@@ -114,7 +114,7 @@ def _event_in(peer: str, message: object) -> Told | str:
     problem = implausible(message)
     if problem is not None:
         return problem
-    if isinstance(message, FromAnybody):
+    if isinstance(message, FromAnyProcess):
         return message
     if not isinstance(message, FromWorker):
         return f"{type(message).__name__} is not a worker's message"
