@@ -33,7 +33,7 @@ GENERATION_STARTED = messages.SCHEMA.pack(
     GenerationStarted(
         job=JOB, term=1, incarnation=1, generation=1, round=ROUND, rank=9999, world_size=10000, local_rank=7,
         local_world_size=8, restore=None, source=9999, serves=(),
-        text="no restore point yet: everybody starts from rank 0's initial state",
+        text="no restore point yet: every rank starts from rank 0's initial state",
         slot=9999,
     )
 )  # fmt: skip

@@ -24,7 +24,7 @@ RIGHT = {
     "gil": f"{SILENT}runs no Python: something in it holds Python's lock (the GIL). Fix: x",
     "loader": f"no step for 5 s: worker 1 is in {line_of('loader')} (time.sleep) and waits for data, worker 0 waits",
     "returns": "no step for 5 s: worker 1 has returned from the training function, worker 0 waits for it in x #9",
-    "partition": f"{SILENT}runs, but none of its messages arrives: the network between it and the scheduler is cut",
+    "partition": f"{SILENT}runs, but its messages do not arrive: the network between it and the scheduler is down",
 }
 
 

@@ -191,7 +191,7 @@ def test_schedulers_host_is_lost_and_its_address_moves(
     job.lose(lost)
     job.replace(lost, "head2", number=lost.number)
     job.start_scheduler()
-    job.wait_for("scheduler", "made anew|rebuilt|taken up|goes on")
+    job.wait_for("scheduler", "rebuilt|resumes")
     gate_of(job.folder, 30).touch()
     assert job.wait_finished() == undisturbed(*TRAINED, workers=WORKERS)
 
@@ -213,7 +213,7 @@ def test_ranks_generators_are_fetched_from_the_host_where_it_died(
     job.place[2] = job.place[1]
     job.start_worker(2)
     assert job.wait_finished() == undisturbed(*trained, workers=WORKERS)
-    assert job.matches("scheduler", r"the generators of rank (\d, )*2(, \d)* go on as its page in memory has them")
+    assert job.matches("scheduler", r"the generators of rank (\d, )*2(, \d)* are restored from its page in memory")
     for rank in (0, 1):
         numbers = [step.number for step in job.steps(rank)]
         assert numbers == sorted(set(numbers)), f"rank {rank} took a step twice: {numbers}"

@@ -128,7 +128,7 @@ def test_killed_worker_and_killed_scheduler_are_restarted_as_steps(
     job.kill("worker_1")
     job.wait_for("scheduler", "worker 1 .* is lost")
     job.kill("scheduler")
-    job.wait_for("scheduler", "goes on, term 2", timeout_s=120)
+    job.wait_for("scheduler", "resumes, term 2", timeout_s=120)
     assert job.finish() == undisturbed(*TRAINED, workers=2)
     assert (job.log_dir / "steps" / "done").exists()
 
@@ -167,7 +167,7 @@ def test_requeued_job_resumes(
     job = new_slurm_job(PLAIN)
     job.wait_for_the_gate(0, 1)
     cluster.command("scontrol", "requeue", str(job.number))
-    job.wait_for("scheduler", "goes on, term 2", timeout_s=120)
+    job.wait_for("scheduler", "resumes, term 2", timeout_s=120)
     assert job.finish() == undisturbed(*TRAINED, workers=2)
 
 
@@ -179,7 +179,7 @@ def test_job_whose_first_host_is_lost_resumes_elsewhere(
     job = new_slurm_job(PLAIN)
     job.wait_for_the_gate(0, 1)
     cluster.lose("n1")
-    job.wait_for("scheduler", "goes on, term 2", timeout_s=180)
+    job.wait_for("scheduler", "resumes, term 2", timeout_s=180)
     assert job.finish() == undisturbed(*TRAINED, workers=2)
 
 
@@ -200,7 +200,7 @@ def test_job_at_its_time_limit_leaves_at_a_commit_and_the_next_one_resumes(
     gate_of(job.folder, 50).touch()
     job.number = second
     assert job.finish() == undisturbed(*TRAINED, workers=2)
-    job.wait_for("scheduler", "goes on, term 2")
+    job.wait_for("scheduler", "resumes, term 2")
     for rank in (0, 1):
         numbers = [step.number for step in job.steps(rank)]
         assert numbers == sorted(set(numbers)), f"rank {rank} took a step twice: {numbers}"

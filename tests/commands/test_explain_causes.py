@@ -68,7 +68,7 @@ def test_output_as_json_and_text_starts_with_a_jobs_own_rows(
         (lambda path: None, "No such file or directory. Fix: correct the path, or unset CAUSE_TABLE"),
         (lambda path: path.mkdir(), "Fix: correct the path, or unset CAUSE_TABLE"),
         (lambda path: path.symlink_to("/dev/zero"), "not a plain file"),
-        (lambda path: path.write_bytes(b"\xff\xfe"), "no UTF-8. Fix: save it as UTF-8"),
+        (lambda path: path.write_bytes(b"\xff\xfe"), "not UTF-8. Fix: save it as UTF-8"),
         (lambda path: path.write_bytes(b"#" * 70_000), "more than 65536 bytes"),
         (lambda path: path.write_text("\n[[cause]]\nclass = 'x'\n"), "line 2: a row without a condition"),
     ],

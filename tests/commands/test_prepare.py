@@ -51,7 +51,7 @@ REFUSED: list[tuple[str, Found, bool, type[SameBitsError], list[str]]] = [
         ["step 3"],
     ),
     (
-        "a job at step 0 of which nobody knows how it ended",
+        "a job at step 0 of which it is unknown how it ended",
         found(view=view(step=0), host=HOST),
         False,
         StoreError,

@@ -50,7 +50,7 @@ class Desk:
 
     topo_timeout_s: float = 1800.0
     first_beat_s: float = 1.0
-    elsewhere_s: float | None = None
+    failover_s: float | None = None
     job: str = ""
     now: float = 50.0
     ready: AgentReady = field(default_factory=AgentReady)
@@ -58,9 +58,7 @@ class Desk:
 
     def __post_init__(self) -> None:
         patience = {"first_beat_s": self.first_beat_s, "topo_timeout_s": self.topo_timeout_s}
-        policy = AgentPolicy(
-            "3", "mine", ME, JOB_NAME, SETTINGS, elsewhere_s=self.elsewhere_s, job=self.job, **patience
-        )
+        policy = AgentPolicy("3", "mine", ME, JOB_NAME, SETTINGS, failover_s=self.failover_s, job=self.job, **patience)
         self.agent = AgentCore(policy, self.now)
 
     def step(self, event: AgentEvent) -> AgentReady:

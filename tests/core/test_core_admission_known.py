@@ -35,7 +35,7 @@ def test_refusal_names_the_living_holder() -> None:
         Refusal.ALIVE,
         29.0,
         "worker 0 is held by pid 4711 on host-7, whose lease ends in 4.0 s of silence; "
-        "its seat is free 30 s (REGISTER_COOLDOWN) after its last word",
+        "its seat is free 30 s (REGISTER_COOLDOWN) after its last message",
         "job-1",
         1,
     )
@@ -275,7 +275,7 @@ def test_session_whose_seat_went_to_another_node_is_fenced() -> None:
     house.register("b")
     house.register("a", incarnation=1, job="job-1")
     assert house.answer("sa", Fenced).text == (
-        "the seat of worker a is taken away: another node has its slot, or the world went on without it: "
+        "the seat of worker a is taken away: another node has its slot, or the world continued without it: "
         "this process must not touch the job again"
     )
 

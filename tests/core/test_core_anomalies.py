@@ -133,7 +133,7 @@ def test_round_that_recomputes_a_step_gives_that_as_its_reason() -> None:
     credential = house.credential("1")
     house.receive(credential.session, Said(credential, Anomaly(412, "the loss is not a number", comes_again=True)))
     house.beat("0", Activity.WAITING)
-    why = "worker 1 reported what training cannot have: step 412 is computed again"
+    why = "worker 1 reported an implausible number: step 412 is repeated"
     assert house.answer("s0", RoundOpened).text == why
     for node in ("0", "1"):
         house.join(node)
@@ -168,4 +168,4 @@ def test_conclusion_from_the_second_value(
     assert odd.judge(step, value, problem) is verdict
     if verdict is not None:
         said = odd.sentence(verdict, value)
-        assert said.startswith("the loss is odd, and ") and len(said) <= MAX_ANOMALY_CHARS and said.isprintable()
+        assert said.startswith("the loss is odd, ") and len(said) <= MAX_ANOMALY_CHARS and said.isprintable()

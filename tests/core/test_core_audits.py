@@ -85,10 +85,10 @@ def test_faulty_rank_reports_it() -> None:
 def test_messages_name_ranks_and_parameter() -> None:
     said = sentence(THREE, Fault.AUDITED, "0.weight", Follows.TAKE_AGAIN)
     assert "rank 1's gradient of 0.weight is not what rank 2 and rank 0 compute" in said
-    assert said.endswith("takes the step again")
+    assert said.endswith("repeat the step")
     assert "rank 2's device is at fault" in sentence(THREE, Fault.AUDITOR, "0.weight", Follows.GO_ON)
-    assert "on rank 1, 0: nobody knows" in sentence(TWO, Fault.UNKNOWN, "0.weight", Follows.TAKE_AGAIN)
-    assert sentence(TWO, Fault.UNKNOWN, "0.weight", Follows.STOP).endswith("taken again; the job ends")
+    assert "on rank 1, 0: it is unknown" in sentence(TWO, Fault.UNKNOWN, "0.weight", Follows.TAKE_AGAIN)
+    assert sentence(TWO, Fault.UNKNOWN, "0.weight", Follows.STOP).endswith("repeated; the job ends")
 
 
 @pytest.mark.parametrize("fault", list(Fault))

@@ -21,7 +21,7 @@ from samebits.core.causes.table import (
     Signal,
     Strategy,
 )
-from samebits.core.hangs import SILENT_KINDS, Doing, Hang, Sight
+from samebits.core.hangs import SILENT_KINDS, Doing, Hang, ProcessState
 from samebits.core.messages import GiveUp, Said
 from samebits.core.reports import LastWords
 from samebits.core.scheduler import Seen
@@ -106,7 +106,7 @@ def test_every_row_is_reachable_has_a_remedy_and_a_unique_name() -> None:
     assert len({row.fault for row in TABLE}) == len(TABLE)
     for row in TABLE:
         example = Observation(
-            status=min(row.statuses, default=None) if row.fault != "it ended by itself with a status of its own" else 3,
+            status=min(row.statuses, default=None) if row.fault != "it exited with a status of its own" else 3,
             signal=max(row.signals, default=None) if len(row.signals) < 9 else signal.SIGKILL,
             error=row.texts[0] if row.texts else "",
             is_failure=bool(row.is_failure),
@@ -149,7 +149,7 @@ ROW = DEFAULT.of(Observation(notice=Notice.GONE))
         (Means(goes_on=False, spare="on its host"), Strategy.STOP, "the job ends (ENABLE_RECOVERY=0)"),
         (Means(spare="on its host", has_launcher=True), Strategy.SPARE, "a spare on its host takes over"),
         (Means(has_launcher=True, shrinks_after_s=10.0), Strategy.RESTART, "another process takes its place"),
-        (Means(shrinks_after_s=10.0), Strategy.SHRINK, "the others go on without it after 10 s (SHRINK_GRACE)"),
+        (Means(shrinks_after_s=10.0), Strategy.SHRINK, "the others continue without it after 10 s (SHRINK_GRACE)"),
         (Means(), Strategy.WAIT, "the others wait for it"),
     ],
 )
@@ -216,16 +216,16 @@ def test_last_words_are_classified(words: str, judgement: str) -> None:
 
 
 def test_silent_worker_is_unknown_and_a_stopped_one_is_not() -> None:
-    for sight, judgement in (
+    for process_state, judgement in (
         (None, "cause unknown"),
-        (Sight(Doing.STOPPED), "node"),
-        (Sight(Doing.RUNS, 0.1), "network"),
+        (ProcessState(Doing.STOPPED), "node"),
+        (ProcessState(Doing.RUNS, 0.1), "network"),
     ):
         house = training_house(2)
         house.now += 6.0
         house.beat("0")
-        if sight is not None:
-            house.step(Seen("s1", sight))
+        if process_state is not None:
+            house.step(Seen("s1", process_state))
         house.tick()
         assert f"({judgement}; the others wait for it)" in causes_of(house)
 

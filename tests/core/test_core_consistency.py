@@ -122,7 +122,7 @@ def test_difference_within_one_step_with_unknown_rank_is_described_fully() -> No
     record = next(record for record in house.journal if isinstance(record, RolledBack))
     assert ", since that commit: " in record.text and house.core.notices[-1][1] == record.text
     unknown = replace(record, suspects=())
-    assert unknown.reason == "all ranks go back to step 50: the ranks differed after step 50"
+    assert unknown.reason == "all ranks roll back to step 50: the ranks differed after step 50"
 
 
 # ---- the decision
@@ -140,7 +140,7 @@ def test_the_differing_rank_takes_its_state_from_the_others(size: int, mends: Me
     for odd in range(size):
         decision = decide(found(*(b"x" if rank == odd else b"a" for rank in range(size))), mends)
         if mends is Mend.STOP:
-            assert decision == Stop("nobody goes back (CONSISTENCY=stop)")
+            assert decision == Stop("no rollback (CONSISTENCY=stop)")
         elif mends is Mend.LEADER and odd == 0:
             assert decision == GoBack(BACK, tuple(range(1, size)))
         else:
@@ -158,7 +158,7 @@ def test_without_a_majority_only_a_leader_is_trusted(values: bytes) -> None:
 
 def test_two_against_two_is_reported() -> None:
     decision = decide(found(b"a", b"b", b"a", b"b"), Mend.MAJORITY)
-    assert decision == Stop("no majority: rank 0, 2 against rank 1, 3, and nobody knows who is right")
+    assert decision == Stop("no majority: rank 0, 2 against rank 1, 3, so it is unknown which is right")
 
 
 def test_ranks_that_were_never_equal_point_to_the_script() -> None:
@@ -240,7 +240,7 @@ def test_flip_is_named_and_all_return_to_the_last_equal_point(size: int, odd: st
         f"differs from rank {others} after step 100, first in model.linear.weight, since some step from 51 to 100"
         in (record.text)
     )
-    assert record.text.endswith("everybody goes back to step 50, where all were equal, and 53 steps are done again")
+    assert record.text.endswith("all ranks roll back to step 50, where all were equal, and repeat 53 steps")
     assert record.text in house.notes
     opened = [house.last(f"s{rank}", RoundOpened) for rank in range(size)]
     assert {one.back_to for one in opened} == {BACK} and house.ended is None
@@ -315,7 +315,9 @@ def test_two_against_two_ends_the_job() -> None:
     (record,) = [one for one in house.journal if isinstance(one, JobInterrupted)]
     assert record.kind is EndKind.UNEQUAL
     assert record.cause.startswith("the ranks are not equal after step 100: rank 1, 3 differs from rank 0, 2, first in")
-    assert record.cause.endswith("Not mended: no majority: rank 0, 2 against rank 1, 3, and nobody knows who is right")
+    assert record.cause.endswith(
+        "Not repaired: no majority: rank 0, 2 against rank 1, 3, so it is unknown which is right"
+    )
 
 
 def test_round_asks_again_members_that_joined_with_later_points() -> None:
@@ -447,7 +449,7 @@ def test_without_a_spare_the_node_stays_and_that_is_logged() -> None:
         house.beat(node)
     flip(house, "1", equal=100, seen=150, wrong=b"again")
     assert not [one for one in house.sent["s1"] if isinstance(one, Depart)]
-    assert any("it stays: no spare is warm" in text for text in house.notes)
+    assert any("it stays: no spare is ready" in text for text in house.notes)
 
 
 def test_script_that_repeats_the_difference_ends_the_job() -> None:
@@ -459,7 +461,7 @@ def test_script_that_repeats_the_difference_ends_the_job() -> None:
     all_say(house, 100, "1")
     explain(house, 100, "1")
     record = next(one for one in house.journal if isinstance(one, JobInterrupted))
-    assert record.kind is EndKind.UNEQUAL and "the same came out" in record.cause
+    assert record.kind is EndKind.UNEQUAL and "the same difference came again" in record.cause
 
 
 def test_ranks_with_different_commit_counts_at_a_step_differ() -> None:

@@ -13,7 +13,7 @@ import pytest
 from samebits.core.messages import Activity, Depart, Process, Said
 from samebits.core.reports import Ailment, HealthReport, Sign
 from samebits.core.scheduler import SchedulerCore
-from samebits.core.watch.host_health import UnwellHosts
+from samebits.core.watch.host_health import HostHealth
 from tests.core.house import House, policy
 
 DISK = Ailment(Sign.DISK, "/ckpt", 0.95, 0.9, drains=True)
@@ -129,7 +129,7 @@ def build(**changed: Callable[..., object]) -> type[SchedulerCore]:
     class Changed(SchedulerCore):
         def __init__(self, *arguments: object, **settings: object) -> None:
             super().__init__(*arguments, **settings)  # type: ignore[arg-type]
-            self._unwell_hosts = type("Broken", (UnwellHosts,), changed)(self._ledger)
+            self._host_health = type("Broken", (HostHealth,), changed)(self._ledger)
 
     return Changed
 
@@ -143,16 +143,16 @@ def test_one_node_leaves_at_a_time_and_only_for_a_warm_spare() -> None:
     assert asked > SEEDS / 2, "otherwise nothing was shown"
 
 
-def _two_at_once(hosts: UnwellHosts, slow: Mapping[str, str]) -> None:
+def _two_at_once(hosts: HostHealth, slow: Mapping[str, str]) -> None:
     hosts._leaving = ""
-    UnwellHosts.judge(hosts, slow)
+    HostHealth.judge(hosts, slow)
 
 
-def _a_cold_one_will_do(hosts: UnwellHosts, activity: Activity, node: str) -> bool:
+def _a_cold_one_will_do(hosts: HostHealth, activity: Activity, node: str) -> bool:
     return True
 
 
-def _once_unwell_always_unwell(hosts: UnwellHosts, node: str) -> None:
+def _once_unwell_always_unwell(hosts: HostHealth, node: str) -> None:
     return None
 
 

@@ -176,7 +176,7 @@ def test_world_shrinks_after_the_grace_and_not_before() -> None:
     assert house.core.state.generation_number == 1 and not retired(house)
     house.tick(0.25)
     assert retired(house) == [1]
-    assert "the world goes on without worker 1: 2 are left" in house.notes
+    assert "the world continues without worker 1: 2 are left" in house.notes
     assert house.committed().members == (("0", 1), ("2", 1)) and house.committed().slots == (0, 2)
     assert [house.start_of(node).rank for node in ("0", "2")] == [0, 1]
 
@@ -339,7 +339,7 @@ def test_world_at_its_minimum_waits_for_no_other_worker_after_a_restart() -> Non
     house.beat("0")
     house.beat("2")
     assert house.core.phase() == "training" and not house.core._ledger.absent
-    assert not any("goes on without" in note for note in house.notes)
+    assert not any("continues without" in note for note in house.notes)
 
 
 def test_fixed_size_job_never_shrinks() -> None:
@@ -683,7 +683,7 @@ def test_job_ends_after_too_many_restarts() -> None:
     house.close(house.seat("1").session, gone=True)
     (record,) = house.records(JobInterrupted)
     assert record.kind is EndKind.INTERRUPTED and record.generation == 3
-    assert record.cause.startswith("it began anew 2 times (RESET_LIMIT); now worker 1 (")
+    assert record.cause.startswith("training restarted 2 times (RESET_LIMIT); now worker 1 (")
 
 
 def test_job_that_ended_so_can_be_resumed() -> None:
@@ -709,7 +709,7 @@ def test_world_does_not_grow_once_no_generation_may_begin() -> None:
     house.train(n0=[(1, 1)])
     house.register("2")
     assert house.refusal("s2").refusal is Refusal.FULL
-    assert house.refusal("s2").text.endswith("begun anew 1 times (RESET_LIMIT) and takes in nobody more")
+    assert house.refusal("s2").text.endswith("has restarted 1 times (RESET_LIMIT) and admits no more workers")
 
 
 # ---- a lost journal

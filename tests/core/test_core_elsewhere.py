@@ -14,7 +14,7 @@ from samebits.core.agent.events import (
     ToldToWait,
     Trains,
 )
-from samebits.core.agent.failover import LookElsewhere
+from samebits.core.agent.failover import TryNextAddress
 from samebits.core.ends import EndKind
 from samebits.core.messages import (
     Activity,
@@ -41,7 +41,7 @@ PATIENCE_S = 8.0
 
 def desk_at(term: int = 2) -> Desk:
     """Return a training worker that a scheduler of this term admitted, with several addresses to choose from."""
-    desk = Desk(elsewhere_s=PATIENCE_S)
+    desk = Desk(failover_s=PATIENCE_S)
     desk.step(Connected())
     desk.admitted(term=term)
     desk.enters()
@@ -52,7 +52,7 @@ def desk_at(term: int = 2) -> Desk:
 
 
 def look(desk: Desk) -> list[str]:
-    return [notice.text for notice in desk.told(LookElsewhere)]
+    return [notice.text for notice in desk.told(TryNextAddress)]
 
 
 OLD_WORDS = [
@@ -96,7 +96,7 @@ def test_another_jobs_scheduler_is_named_and_left(refusal: Refusal) -> None:
 
 
 def test_worker_without_a_seat_leaves_another_job_and_ends_if_settings_differ() -> None:
-    desk = Desk(elsewhere_s=PATIENCE_S)
+    desk = Desk(failover_s=PATIENCE_S)
     desk.step(Connected())
     desk.hear(Refused("mine", Refusal.OTHER_JOB, 0.0, "was started for another", "job-9", 5))
     assert look(desk) == ["was started for another"] and desk.told(MustEnd) == []
@@ -106,10 +106,10 @@ def test_worker_without_a_seat_leaves_another_job_and_ends_if_settings_differ() 
 
 @pytest.mark.parametrize("trains", [False, True])
 def test_worker_refused_at_every_address_ends_at_once_unless_it_trains(trains: bool) -> None:
-    desk = desk_at() if trains else Desk(elsewhere_s=PATIENCE_S)
+    desk = desk_at() if trains else Desk(failover_s=PATIENCE_S)
     desk.step(Connected())
     desk.hear(Refused("mine", Refusal.OTHER_JOB, 0.0, "another's", "job-9", 5))
-    assert [notice.is_refusal for notice in desk.told(LookElsewhere)] == [True]
+    assert [notice.is_refusal for notice in desk.told(TryNextAddress)] == [True]
     desk.step(RefusedByAll("all of them"))
     ends = [] if trains else [MustEnd(EndKind.REFUSED, "worker 3: all of them")]
     assert desk.told(MustEnd) == ends
@@ -118,10 +118,10 @@ def test_worker_refused_at_every_address_ends_at_once_unless_it_trains(trains: b
 def test_superseded_or_silent_scheduler_does_not_count_as_a_refusal() -> None:
     replaced = desk_at(term=2)
     replaced.hear(OLD_WORDS[0])
-    silent = Desk(elsewhere_s=PATIENCE_S)
+    silent = Desk(failover_s=PATIENCE_S)
     silent.step(Connected())
     silent.passes(2 * PATIENCE_S)
-    assert [notice.is_refusal for one in (replaced, silent) for notice in one.told(LookElsewhere)] == [False, False]
+    assert [notice.is_refusal for one in (replaced, silent) for notice in one.told(TryNextAddress)] == [False, False]
 
 
 def test_single_address_behaves_as_before() -> None:
@@ -136,7 +136,7 @@ def test_single_address_behaves_as_before() -> None:
 
 
 def test_unresponsive_scheduler_is_left_in_time() -> None:
-    desk = Desk(elsewhere_s=PATIENCE_S)
+    desk = Desk(failover_s=PATIENCE_S)
     desk.step(Connected())
     for _ in range(15):
         desk.passes(1.0)
@@ -180,7 +180,7 @@ def test_scheduler_with_a_hung_thread_is_left_although_its_connection_is_open() 
 
 
 def test_agent_wakes_up_for_each_of_these_deadlines() -> None:
-    desk = Desk(elsewhere_s=PATIENCE_S, first_beat_s=1.0)
+    desk = Desk(failover_s=PATIENCE_S, first_beat_s=1.0)
     desk.step(Connected())
     desk.admitted()
     asked, left = 0, 0
@@ -197,7 +197,7 @@ def test_agent_wakes_up_for_each_of_these_deadlines() -> None:
 
 
 def test_worker_told_to_wait_stays_where_it_is() -> None:
-    desk = Desk(elsewhere_s=PATIENCE_S)
+    desk = Desk(failover_s=PATIENCE_S)
     desk.step(Connected())
     desk.hear(Refused("mine", Refusal.COOLING_DOWN, 30.0, "cooling down", "job-1", 1))
     assert len(desk.told(ToldToWait)) == 1
@@ -208,7 +208,7 @@ def test_worker_told_to_wait_stays_where_it_is() -> None:
 
 
 def test_waiting_for_a_full_world_is_no_silence() -> None:
-    desk = Desk(elsewhere_s=PATIENCE_S)
+    desk = Desk(failover_s=PATIENCE_S)
     desk.step(Connected())
     for _ in range(40):
         desk.passes(1.0)

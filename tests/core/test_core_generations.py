@@ -184,7 +184,8 @@ def test_member_with_other_numerics_than_rank_0_is_refused() -> None:
         "s1",
         Refusal.NUMERICS,
         0.0,
-        "worker 1 would compute other bits than rank 0: threads is 4 here and 1 there. Start it with the same values",
+        "worker 1 would compute different bits than rank 0: threads is 4 here and 1 there. Start it with the same "
+        "values",
         "job-1",
         1,
     )
@@ -201,7 +202,7 @@ def test_worker_with_other_numerics_than_the_job_is_refused_at_once() -> None:
     house.register("2", session="new")
     house.join("2", numerics=(("threads", "1"),))
     assert house.answer("new", Refused).text == (
-        "worker 2 would compute other bits than the job: torch is unset here and 2.13.0 there. "
+        "worker 2 would compute different bits than the job: torch is unset here and 2.13.0 there. "
         "Start it with the same values"
     )
     house.join("0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from samebits.core.hangs import SILENT_KINDS, Doing, Hang, Sight, fix_of, told_apart
+from samebits.core.hangs import SILENT_KINDS, Doing, Hang, ProcessState, classify_hang, fix_of
 from samebits.core.messages import GiveUp, ProcessSeen
 from samebits.core.scheduler import Seen
 from tests.core.house import House
@@ -12,22 +12,25 @@ from tests.core.test_core_progress import WAITS, report, training_for_a_while
 
 
 @pytest.mark.parametrize(
-    ("sight", "hang"),
+    ("process_state", "hang"),
     [
         (None, Hang.SILENT),
-        (Sight(Doing.RUNS), Hang.SILENT),  # unknown whether its Python code runs
-        (Sight(Doing.RUNS, 0.3), Hang.CUT_OFF),
-        (Sight(Doing.DISK, 0.3), Hang.CUT_OFF),  # its first thread waits for a disk, which does not explain the silence
-        (Sight(Doing.RUNS, 5.9), Hang.LOCKED),
-        (Sight(Doing.DISK, 5.9), Hang.DISK),
-        (Sight(Doing.DISK), Hang.DISK),
-        (Sight(Doing.STOPPED, 5.9), Hang.STOPPED),
-        (Sight(Doing.STOPPED, 0.1), Hang.STOPPED),  # just stopped
-        (Sight(Doing.TRACED), Hang.TRACED),
+        (ProcessState(Doing.RUNS), Hang.SILENT),  # unknown whether its Python code runs
+        (ProcessState(Doing.RUNS, 0.3), Hang.CUT_OFF),
+        (
+            ProcessState(Doing.DISK, 0.3),
+            Hang.CUT_OFF,
+        ),  # its first thread waits for a disk, which does not explain the silence
+        (ProcessState(Doing.RUNS, 5.9), Hang.LOCKED),
+        (ProcessState(Doing.DISK, 5.9), Hang.DISK),
+        (ProcessState(Doing.DISK), Hang.DISK),
+        (ProcessState(Doing.STOPPED, 5.9), Hang.STOPPED),
+        (ProcessState(Doing.STOPPED, 0.1), Hang.STOPPED),  # just stopped
+        (ProcessState(Doing.TRACED), Hang.TRACED),
     ],
 )
-def test_silent_processes_are_classified(sight: Sight | None, hang: Hang) -> None:
-    assert told_apart(sight, 6.0) is hang and hang in SILENT_KINDS
+def test_silent_processes_are_classified(process_state: ProcessState | None, hang: Hang) -> None:
+    assert classify_hang(process_state, 6.0) is hang and hang in SILENT_KINDS
 
 
 def test_each_hang_but_the_unknown_one_has_a_fix() -> None:
@@ -48,11 +51,11 @@ def silent_house(node_timeout_s: float = 20.0) -> House:
 def test_shell_learns_which_process_to_examine_and_the_message_gives_the_result() -> None:
     house = silent_house()
     assert [seat.node for seat in house.core.silent(house.now)] == ["1"]
-    house.step(Seen("s1", Sight(Doing.STOPPED, 11.0)))
+    house.step(Seen("s1", ProcessState(Doing.STOPPED, 11.0)))
     report(house, "0", WAITS._replace(still_s=11.0))
     house.tick()
     (said,) = house.notes
-    assert "worker 1 has not been heard of for 11 s: it is stopped (SIGSTOP), worker 0 waits for it in" in said
+    assert "worker 1 has not been heard from for 11 s: it is stopped (SIGSTOP), worker 0 waits for it in" in said
     assert house.core.found is not None and [hang for _, hang in house.core.found.culprits] == [Hang.STOPPED]
 
 
@@ -60,15 +63,15 @@ def test_unexamined_process_is_only_reported_as_silent() -> None:
     house = silent_house()
     report(house, "0", WAITS._replace(still_s=11.0))
     house.tick()
-    assert "worker 1 has not been heard of for 11 s, worker 0 waits for it" in house.notes[0]
+    assert "worker 1 has not been heard from for 11 s, worker 0 waits for it" in house.notes[0]
 
 
-def lose(house: House, sight: Sight | None) -> str:
+def lose(house: House, process_state: ProcessState | None) -> str:
     house.now += 6.0
     house.beat("0", step=10)
     assert [seat.node for seat in house.core.silent(house.now)] == ["1"]
-    if sight is not None:
-        house.step(Seen("s1", sight))
+    if process_state is not None:
+        house.step(Seen("s1", process_state))
     house.tick()
     assert house.seat("1").is_lost
     return house.seat("1").reason
@@ -76,21 +79,21 @@ def lose(house: House, sight: Sight | None) -> str:
 
 def test_loss_records_the_observation_durably_and_its_line_gives_the_fix() -> None:
     house = training_for_a_while(2)
-    assert lose(house, Sight(Doing.STOPPED, 6.0)) == "silent for 5 s (NODE_TIMEOUT): it is stopped (SIGSTOP)"
+    assert lose(house, ProcessState(Doing.STOPPED, 6.0)) == "silent for 5 s (NODE_TIMEOUT): it is stopped (SIGSTOP)"
     assert house.notes[0].endswith("it is stopped (SIGSTOP). Fix: kill -CONT 1001")
     house.crash()
     assert "it is stopped (SIGSTOP)" in house.core.first_cause
 
 
-@pytest.mark.parametrize("sight", [None, Sight(Doing.RUNS)])
-def test_loss_without_an_observation_guesses_nothing(sight: Sight | None) -> None:
-    assert lose(training_for_a_while(2), sight) == "silent for 5 s (NODE_TIMEOUT)"
+@pytest.mark.parametrize("process_state", [None, ProcessState(Doing.RUNS)])
+def test_loss_without_an_observation_guesses_nothing(process_state: ProcessState | None) -> None:
+    assert lose(training_for_a_while(2), process_state) == "silent for 5 s (NODE_TIMEOUT)"
 
 
 def test_observation_is_forgotten_once_the_process_speaks_again() -> None:
     house = training_for_a_while(2)
     house.now += 3.0
-    house.step(Seen("s1", Sight(Doing.STOPPED, 3.0)))
+    house.step(Seen("s1", ProcessState(Doing.STOPPED, 3.0)))
     house.beat("1", step=10)
     assert lose(house, None) == "silent for 5 s (NODE_TIMEOUT)"
 
@@ -98,7 +101,7 @@ def test_observation_is_forgotten_once_the_process_speaks_again() -> None:
 def test_observation_of_a_stranger_or_a_live_worker_changes_nothing() -> None:
     house = training_for_a_while(2)
     for session in ("nobody", "s0", "s1"):
-        ready = house.step(Seen(session, Sight(Doing.STOPPED, 9.0)))
+        ready = house.step(Seen(session, ProcessState(Doing.STOPPED, 9.0)))
         assert not (ready.records or ready.sends or ready.notes)
     house.beat("0", step=10)
     house.beat("1", step=10)

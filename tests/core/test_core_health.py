@@ -101,7 +101,7 @@ def test_unhealthy_host_is_reported_once_and_so_is_its_recovery() -> None:
     feels(house, "0")
     assert notes_on(house, "host-0 ") == [
         "host host-0 (worker 0): its CPUs are 100 % busy (limit 90 %, HEALTH=cpu)",
-        "host host-0 is well again: its CPUs",
+        "host host-0 is healthy again: its CPUs",
     ]
     assert house.core.ailments == []
 

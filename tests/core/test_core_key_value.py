@@ -83,7 +83,7 @@ def test_add_counts_from_zero_and_accepts_numbers_only() -> None:
     desk.call(KeyOp.PUT, value=pack("text"))
     refused = desk.call(KeyOp.ADD, amount=1)
     assert refused.outcome is KeyOutcome.REFUSED
-    assert refused.text.startswith("key 'k': its value is no whole number. Fix: ")
+    assert refused.text.startswith("key 'k': its value is not a whole number. Fix: ")
     desk.call(KeyOp.PUT, value=pack(2**63 - 1))
     assert "more than 64 bits. Fix: " in desk.call(KeyOp.ADD, amount=1).text
     assert desk.call(KeyOp.GET).value == pack(2**63 - 1)
@@ -176,12 +176,12 @@ def test_keys_and_bytes_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = desk.call(KeyOp.PUT, b"b", value=b"x" * 20)
     assert (refused.outcome, refused.text) == (
         KeyOutcome.REFUSED,
-        "key 'b': all keys and values would have 52 bytes, at most 40 are kept. Fix: delete keys that are done with, "
-        "or keep large values in files and their paths here",
+        "key 'b': all keys and values would have 52 bytes, at most 40 are kept. Fix: delete keys that are no longer "
+        "needed, or keep large values in files and their paths here",
     )
     desk.call(KeyOp.PUT, b"a", value=b"x")
     assert desk.call(KeyOp.PUT, b"b", value=b"x" * 20).outcome is KeyOutcome.DONE
-    assert "there are 2 keys, the most there may be. Fix: " in desk.call(KeyOp.ADD, b"c").text
+    assert "there are 2 keys, the maximum. Fix: " in desk.call(KeyOp.ADD, b"c").text
     assert desk.call(KeyOp.ADD, b"c").outcome is KeyOutcome.REFUSED
     desk.call(KeyOp.DELETE, b"a")
     assert desk.call(KeyOp.ADD, b"c").outcome is KeyOutcome.DONE
@@ -193,7 +193,7 @@ def test_waits_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         desk.call(KeyOp.WAIT)
     assert desk.store.waits == key_store.MAX_WAITS_OF_ONE, "the oldest were dropped"
     monkeypatch.setattr(key_value, "MAX_WAITS", desk.store.waits)
-    assert "calls wait for keys, the most there may be. Fix: " in desk.call(KeyOp.WAIT, session="s1").text
+    assert "calls wait for keys, the maximum. Fix: " in desk.call(KeyOp.WAIT, session="s1").text
     desk.store.forget_callers_but({"s1"})
     assert desk.store.waits == 0
 

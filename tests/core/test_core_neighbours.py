@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samebits.core.membership.buddies import buddies, neighbourhoods
+from samebits.core.membership.buddies import buddies, buddy_placements
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_buddies_are_on_other_hosts_and_share_the_load(hosts: str) -> None:
 
 @given(st.text("abcd", min_size=1, max_size=24))
 def test_each_process_is_watched_by_one_other_on_its_host(hosts: str) -> None:
-    watches = [one.watches for one in neighbourhoods(hosts)]
+    watches = [one.watches for one in buddy_placements(hosts)]
     for rank, host in enumerate(hosts):
         beside = {other for other in range(len(hosts)) if hosts[other] == host}
         seen, at = set[int](), watches[rank]

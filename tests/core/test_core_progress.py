@@ -128,7 +128,7 @@ def test_evaluation_on_all_ranks_blames_no_rank() -> None:
 def test_silent_worker_is_called_silent_whatever_it_reported_last() -> None:
     found = judge([member(0, WAITS), member(1, WAITS, silent_s=4.0)])
     assert [(one.node, hang) for one, hang in found.culprits] == [("1", Hang.SILENT)]
-    assert "worker 1 has not been heard of for 4 s, worker 0 waits for it" in sentence(found, 6.0)
+    assert "worker 1 has not been heard from for 4 s, worker 0 waits for it" in sentence(found, 6.0)
 
 
 # ---- the clock
@@ -208,7 +208,7 @@ def test_progress_ends_the_standstill() -> None:
     assert house.core.standstill
     report(house, "0", None)
     house.tick(0.5)
-    assert house.notes[-1] == "the job comes on" and house.core.standstill == ""
+    assert house.notes[-1] == "the job makes progress again" and house.core.standstill == ""
     assert house.core.wake_at() is not None
 
 
@@ -254,7 +254,7 @@ def test_collective_stuck_on_all_ranks_forms_a_new_group_and_ends_no_worker() ->
     assert ended(house) == [] and {"s0", "s1"} == {
         session for session, sent in house.sent.items() if any(isinstance(one, RoundOpened) for one in sent[-2:])
     }
-    assert "the group is formed anew after 12 s" in house.notes[0]
+    assert "the group is formed again after 12 s" in house.notes[0]
 
 
 def test_stopped_process_is_named_before_its_lease_is_over() -> None:
@@ -263,7 +263,7 @@ def test_stopped_process_is_named_before_its_lease_is_over() -> None:
         house.tick(1.0)
         report(house, "0", WAITS._replace(still_s=float(second)))
     assert house.notes[0].startswith("no step for ")
-    assert "worker 1 has not been heard of for" in house.notes[0] and ended(house) == []
+    assert "worker 1 has not been heard from for" in house.notes[0] and ended(house) == []
 
 
 def test_worker_that_hangs_at_the_same_step_again_gets_twice_the_time() -> None:

@@ -88,7 +88,7 @@ def test_stuck_collective_is_given_up_while_a_newcomer_waits_too() -> None:
     house.tick(0.01)
     pass_time(house, 14)
     assert not house.last("s0", RoundOpened).gently
-    assert any("waits for no commit: no step for 12 s" in note for note in house.notes)
+    assert any("does not wait for a commit: no step for 12 s" in note for note in house.notes)
 
 
 def test_suspended_machine_gets_time_before_anything_is_done() -> None:
@@ -101,7 +101,7 @@ def test_suspended_machine_gets_time_before_anything_is_done() -> None:
     for node in "012":
         report(house, node, None, step=STEP + 1)
     house.tick(0.5)
-    assert house.core.standstill == "" and house.notes[-1] == "the job comes on"
+    assert house.core.standstill == "" and house.notes[-1] == "the job makes progress again"
 
 
 def test_reports_from_before_the_pause_do_not_age_during_it() -> None:

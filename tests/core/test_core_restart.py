@@ -173,7 +173,7 @@ def test_generation_committed_but_not_announced_is_formed_again() -> None:
     assert house.invited() == {}
     house.beat("1", Activity.WAITING, generation=0)
     assert house.invited().keys() == {"s0", "s1"}
-    assert house.notes[-1].endswith("worker 1 was not told generation 1 before the scheduler died")
+    assert house.notes[-1].endswith("worker 1 did not receive generation 1 before the scheduler died")
     house.join("0")
     house.join("1")
     assert house.core.state.generation_number == 2

@@ -77,7 +77,7 @@ def test_no_rank_holds_a_point() -> None:
     restore = chosen([], [], [])
     assert (restore.point, restore.text) == (
         None,
-        "no restore point yet: everybody starts from rank 0's initial state",
+        "no restore point yet: every rank starts from rank 0's initial state",
     )
     assert [restore.source_of(rank) for rank in range(3)] == [0, 1, 2]
     assert [restore.served_by(rank) for rank in range(3)] == [(), (), ()]
@@ -480,7 +480,7 @@ def test_page_that_covers_the_commit_in_memory_loses_no_step(brought: Page, what
     assert (restore.point, restore.by_page, restore.source_of(0)) == (Point(20, 1), {0}, 1), what
     assert restore.text == (
         "restore point: step 20 of generation 1, in the memory of rank 1, 2, 3; sent to rank 0"
-        "; the generators of rank 0 go on as its page in memory has them"
+        "; the generators of rank 0 are restored from its page in memory"
     )
 
 

@@ -57,7 +57,7 @@ def test_manually_moved_sampler_ends_the_job(recipe: Callable[..., Job]) -> None
     step, _, _, rest = ended_unequal(recipe("sampler"))
     assert int(step) <= 3
     assert rest.startswith("sampler (seed 1, epoch 0, 64 consumed on rank 0, seed 1, epoch 0, 72 consumed on rank 1)")
-    assert "somebody else than the state has moved a sampler. Fix: " in rest
+    assert "code outside the state has moved a sampler. Fix: " in rest
 
 
 @pytest.mark.system
@@ -103,7 +103,7 @@ def test_framework_that_counts_epochs_itself_is_refused_by_its_line(recipe: Call
 def test_batch_statistics_may_differ_and_are_named_once(recipe: Callable[..., Job]) -> None:
     job = recipe("batch-norm")
     assert set(job.wait_ended().values()) == {0}
-    (said,) = job.matches("scheduler", "rank 1 differs from rank 0 in (.*) after step 1. Training goes on")
+    (said,) = job.matches("scheduler", "rank 1 differs from rank 0 in (.*) after step 1. Training continues")
     print(said.string)
     assert said[1] == "model.norm.running_mean, model.norm.running_var"
     job.sha256()

@@ -198,7 +198,7 @@ def test_flood_of_connections_is_bounded(
             ended = [connection for connection in connections[:60] if hangs_up(connection, 10)]
             assert len(ended) == 60
         attacked.wait(lambda: attacked.server.connections == WORKERS)
-        attacked.wait(lambda: any("beyond the most that may stand: " in r.message for r in caplog.records))
+        attacked.wait(lambda: any("beyond the limit: " in r.message for r in caplog.records))
         attacked.finish()
     finally:
         attacked.house.close()

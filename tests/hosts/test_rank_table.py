@@ -44,13 +44,13 @@ def test_complete_table_is_read_without_complaint() -> None:
     ("changes", "says"),
     [
         ({"version": "2.0"}, "version '2.0': expected 1.0 or 1.2"),
-        ({"status": "initializing"}, "not written to its end"),
+        ({"status": "initializing"}, "it is not complete"),
         ({"server_count": "3"}, "server_count '3', but there are 2"),
         ({"server_list": table()["server_list"][:1] * 2}, "another for each"),
         ({"server_list": table()["server_list"][1:], "server_count": "1"}, "the rank_id are not 0 to 1, each once"),
         ({"server_list": [], "server_count": "0"}, "the rank_id are not 0 to 0"),
         ({"server_list": [{"server_id": "a", "device": [{"device_id": "x", "rank_id": "0"}]}]}, "device_id 'x'"),
-        ({"server_list": 7}, r"is no rank table: Expected `array`, got `int` - at `\$\.server_list`"),
+        ({"server_list": 7}, r"is not a rank table: Expected `array`, got `int` - at `\$\.server_list`"),
         ({"version": 1.0}, r"Expected `str`, got `float` - at `\$\.version`"),
     ],
 )
@@ -62,7 +62,7 @@ def test_unreliable_table_is_refused_with_the_place(changes: dict[str, Any], say
 
 @pytest.mark.parametrize("text", [b"", b"[", b"\xff\xfe", b"[" * 5000, b"null", b'"x"'])
 def test_invalid_json_is_refused_in_a_sentence(text: bytes) -> None:
-    with pytest.raises(SettingsError, match="is no rank table"):
+    with pytest.raises(SettingsError, match="is not a rank table"):
         parse(text, "t.json", strict=False)
 
 
@@ -71,9 +71,9 @@ def test_strict_enforces_what_hccl_needs_and_soft_reports_it() -> None:
     del bare["server_list"][1]["device"][1]["device_ip"]
     assert [one.partition(".")[0] for one in read(bare).lacks] == [
         "status is missing",
-        "server node_1, device 1: device_ip '' is no address",
+        "server node_1, device 1: device_ip '' is not an address",
     ]
-    with pytest.raises(SettingsError, match="device_ip '' is no address"):
+    with pytest.raises(SettingsError, match="device_ip '' is not an address"):
         read(bare, strict=True)
 
 

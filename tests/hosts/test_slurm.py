@@ -147,7 +147,7 @@ def test_without_a_step_of_several_hosts_there_is_no_share() -> None:
         ({"SLURM_NODEID": ""}, "expected a number"),
         ({"SLURM_NODEID": "-1"}, "expected a number"),
         ({"SLURM_JOB_ID": "1" * 40}, "expected a number"),
-        ({"SLURM_STEP_NODELIST": "n["}, "no host name"),
+        ({"SLURM_STEP_NODELIST": "n["}, "not a host name"),
         ({"SLURM_STEP_NODELIST": "n[1-3]"}, "do not agree"),
     ],
 )

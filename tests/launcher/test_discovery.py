@@ -229,7 +229,7 @@ def test_host_that_asks_its_workers_to_leave_is_about_to_go(folder: Folder) -> N
     folder.until(driver, lambda turn: len(turn.started) == 1)
     assert driver.takes("worker_2", folder.identity("worker_2"), TOLD_TO_LEAVE, 1.0, has_joined=True)
     turn = driver.turn(folder.view, 1.0)
-    assert turn.lines == ["host b rests for 10 s: worker 2: it was told to leave there (SIGTERM)"]
+    assert turn.lines == ["host b rests for 10 s: worker 2: it was asked to leave there (SIGTERM)"]
     assert turn.started == []
 
 

@@ -556,7 +556,7 @@ def test_failed_worker_with_a_spare_or_a_smaller_world_is_not_waited_for() -> No
     scene = Scene()
     scene.heard(view(min_world_size=2))
     scene.dies(2)
-    assert "; the others go on without it after 10 s (SHRINK_GRACE)." in scene.lines[0]
+    assert "; the others continue without it after 10 s (SHRINK_GRACE)." in scene.lines[0]
 
 
 def test_equal_simultaneous_deaths_are_one_line() -> None:
@@ -636,7 +636,9 @@ def test_replacements_still_starting_when_the_scheduler_gave_up_are_not_ended() 
     assert starter.result().call_again
 
 
-@pytest.mark.parametrize("cause", ["no worker is left; first cause: unknown", "it began anew 1 times (RESET_LIMIT)"])
+@pytest.mark.parametrize(
+    "cause", ["no worker is left; first cause: unknown", "training restarted 1 times (RESET_LIMIT)"]
+)
 def test_supervisor_continues_with_its_replacements_or_ends_them(cause: str) -> None:
     scene = Scene()
     scene.following.supervised = True

@@ -54,7 +54,7 @@ CASES: list[tuple[str, JobView | None, JobView, list[str]]] = [
         "the world shrinks",
         ELASTIC,
         replace(ELASTIC, workers=WORKERS[:1], world_size=1, retired=(worker(1, slot=None), worker(2, slot=None))),
-        ["the world goes on without worker 1, 2: 1 worker"],
+        ["the world continues without worker 1, 2: 1 worker"],
     ),
     ("somebody is about to join", ELASTIC, replace(ELASTIC, workers=(*WORKERS, NEWCOMER)), []),
     (

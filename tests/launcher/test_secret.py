@@ -57,7 +57,7 @@ def test_secret_given_by_value_is_asked_for_and_never_shown(job: ShellJob) -> No
     shell = job.run(*UNTIL_TOLD)
     job.wait_training()
     assert_on_no_command_line(job)
-    assert "encrypted, only for who has the secret" in job.log("scheduler")
+    assert "encrypted, the secret is required" in job.log("scheduler")
     start = json.loads((job.log_dir / START_FILE).read_text())
     assert start["needs_secret"] is True
     assert not [name for name in start["environment"] if "SECRET" in name]

@@ -129,10 +129,10 @@ def test_world_that_grows_shrinks_and_is_recovered(job: ShellJob) -> None:
     assert leaving.end() == 0, leaving.text
     shell.wait_for(r"worker 3 \(pid \d+\), which was removed, ")
     job.wait_view(lambda view: trains(view, 3, {"0", "1", "2"}))
-    shell.wait_for("the world goes on without worker 3: 3 workers")
+    shell.wait_for("the world continues without worker 3: 3 workers")
     job.kill("worker_0")
     job.wait_view(lambda view: trains(view, 2, {"1", "2"}))
-    shell.wait_for("the world goes on without worker 0: 2 workers")
+    shell.wait_for("the world continues without worker 0: 2 workers")
     before = job.identities()
     recover = job.recover()
     recover.wait_for("starting worker 0\n")

@@ -10,7 +10,7 @@ import pytest
 
 from samebits import config
 from samebits.config import Settings
-from samebits.core.hangs import Doing, Sight
+from samebits.core.hangs import Doing, ProcessState
 from samebits.launcher.job_view import JobView, Presence, Stall
 from samebits.launcher.stalls import FOLDER, LEAST_PATIENCE_S, MOST_BYTES, MOST_FILES, Stalls
 from samebits.service.stacks import Answer, Silence
@@ -36,14 +36,14 @@ class Host:
 
     def __init__(self) -> None:
         self.answers: dict[int, Answer] = {}
-        self.sights: dict[int, Sight | None] = {}
+        self.sights: dict[int, ProcessState | None] = {}
         self.asked: list[int] = []
 
     def ask(self, identity: ProcessIdentity) -> Answer:
         self.asked.append(identity.pid)
         return self.answers.get(identity.pid, Answer(dump(46)))
 
-    def see(self, identity: ProcessIdentity) -> Sight | None:
+    def see(self, identity: ProcessIdentity) -> ProcessState | None:
         return self.sights.get(identity.pid)
 
 
@@ -93,31 +93,35 @@ def test_each_standstill_is_examined_once(tmp_path: Path, host: Host) -> None:
 
 
 @pytest.mark.parametrize(
-    ("sight", "answer", "said"),
+    ("process_state", "answer", "said"),
     [
         (
-            Sight(Doing.STOPPED),
+            ProcessState(Doing.STOPPED),
             Answer(silence=Silence.STOPPED),
             "is stopped (SIGSTOP); its threads: {}. Fix: kill -CONT 102",
         ),
         (
-            Sight(Doing.RUNS, 9.0),
+            ProcessState(Doing.RUNS, 9.0),
             Answer(dump(70)),
             "holds Python's lock (the GIL) in train.py:70 in train; its threads: {}",
         ),
-        (Sight(Doing.DISK, 9.0), Answer(silence=Silence.NO_ANSWER), "waits in the kernel, most likely for a disk or a"),
         (
-            Sight(Doing.RUNS, 0.1),
-            Answer(dump(70)),
-            "runs, but none of its messages arrives: the network between it and",
+            ProcessState(Doing.DISK, 9.0),
+            Answer(silence=Silence.NO_ANSWER),
+            "waits in the kernel, most likely for a disk or a",
         ),
-        (None, Answer(silence=Silence.NO_CHANNEL), "is not heard of; its threads: {}"),
+        (
+            ProcessState(Doing.RUNS, 0.1),
+            Answer(dump(70)),
+            "runs, but its messages do not arrive: the network between it and",
+        ),
+        (None, Answer(silence=Silence.NO_CHANNEL), "does not respond; its threads: {}"),
     ],
 )
 def test_silent_process_is_classified(
-    sight: Sight | None, answer: Answer, said: str, tmp_path: Path, host: Host
+    process_state: ProcessState | None, answer: Answer, said: str, tmp_path: Path, host: Host
 ) -> None:
-    host.sights[102], host.answers[102] = sight, answer
+    host.sights[102], host.answers[102] = process_state, answer
     (line,), _ = looked(stalls_in(tmp_path, host), standing(replace(STALL, silent=("2",))))
     assert line.startswith("worker 2 (rank 2, pid 102) " + said.format(tmp_path / FOLDER / "step-40-rank-2.txt"))
 
@@ -148,7 +152,7 @@ def test_missing_folder_costs_the_file_but_not_the_message(tmp_path: Path, host:
 
 def test_lost_process_that_still_runs_is_examined_shortly_after(tmp_path: Path, host: Host) -> None:
     stalls, lost = stalls_in(tmp_path, host), standing(None, n2=Presence.LOST)
-    host.sights[102] = Sight(Doing.STOPPED)
+    host.sights[102] = ProcessState(Doing.STOPPED)
     assert looked(stalls, lost, 0.0) == ([], []), "it may be ending"
     lines, _ = looked(stalls, lost, 1.5)
     assert len(lines) == 1 and "is stopped (SIGSTOP)" in lines[0]
@@ -156,22 +160,22 @@ def test_lost_process_that_still_runs_is_examined_shortly_after(tmp_path: Path, 
 
 
 @pytest.mark.parametrize(
-    ("sight", "ends"),
+    ("process_state", "ends"),
     [
-        (Sight(Doing.STOPPED), True),
-        (Sight(Doing.RUNS, 60.0), True),
-        (Sight(Doing.RUNS, 0.1), False),  # cut off: a replacement here would be, too
-        (Sight(Doing.DISK, 60.0), False),  # no signal reaches it
-        (Sight(Doing.TRACED), False),  # a debugger is attached
-        (Sight(Doing.RUNS), False),
+        (ProcessState(Doing.STOPPED), True),
+        (ProcessState(Doing.RUNS, 60.0), True),
+        (ProcessState(Doing.RUNS, 0.1), False),  # cut off: a replacement here would be, too
+        (ProcessState(Doing.DISK, 60.0), False),  # no signal reaches it
+        (ProcessState(Doing.TRACED), False),  # a debugger is attached
+        (ProcessState(Doing.RUNS), False),
         (None, False),
     ],
 )
 def test_process_that_cannot_end_is_ended_after_the_timeout(
-    sight: Sight | None, ends: bool, tmp_path: Path, host: Host
+    process_state: ProcessState | None, ends: bool, tmp_path: Path, host: Host
 ) -> None:
     stalls, lost = stalls_in(tmp_path, host), standing(None, n2=Presence.LOST)
-    host.sights[102] = sight
+    host.sights[102] = process_state
     for now in (0.0, 2.0, LEAST_PATIENCE_S - 1):
         assert looked(stalls, lost, now, may_end=True)[1] == []
     assert looked(stalls, lost, LEAST_PATIENCE_S + 1, may_end=True)[1] == ([102] if ends else [])
@@ -180,7 +184,7 @@ def test_process_that_cannot_end_is_ended_after_the_timeout(
 
 def test_step_timeout_sets_the_timeout(tmp_path: Path, host: Host) -> None:
     stalls, lost = stalls_in(tmp_path, host, step_timeout_s=2.0), standing(None, n2=Presence.LOST)
-    host.sights[102] = Sight(Doing.STOPPED)
+    host.sights[102] = ProcessState(Doing.STOPPED)
     looked(stalls, lost, 0.0, may_end=True)
     looked(stalls, lost, 2.0, may_end=True)
     lines, ended = looked(stalls, lost, 4.5, may_end=True)
@@ -194,19 +198,19 @@ def test_process_that_would_not_be_replaced_is_not_ended(
     changes: dict[str, str], may_end: bool, tmp_path: Path, host: Host
 ) -> None:
     stalls, lost = stalls_in(tmp_path, host, **changes), standing(None, n2=Presence.LOST)
-    host.sights[102] = Sight(Doing.STOPPED)
+    host.sights[102] = ProcessState(Doing.STOPPED)
     for now in (0.0, 2.0, 1000.0):
         assert looked(stalls, lost, now, may_end=may_end)[1] == []
 
 
 def test_process_that_resumes_or_is_replaced_meanwhile_is_left_alone(tmp_path: Path, host: Host) -> None:
     stalls, lost = stalls_in(tmp_path, host), standing(None, n2=Presence.LOST)
-    host.sights[102] = Sight(Doing.STOPPED)
+    host.sights[102] = ProcessState(Doing.STOPPED)
     looked(stalls, lost, 0.0, may_end=True)
     looked(stalls, lost, 2.0, may_end=True)
-    host.sights[102] = Sight(Doing.RUNS, 0.1)
+    host.sights[102] = ProcessState(Doing.RUNS, 0.1)
     assert looked(stalls, lost, 100.0, may_end=True)[1] == []
-    host.sights[102] = Sight(Doing.STOPPED)
+    host.sights[102] = ProcessState(Doing.STOPPED)
     looked(stalls, standing(None), 101.0, may_end=True)
     assert looked(stalls, lost, 102.0, may_end=True)[1] == [], "its timeout starts over"
 

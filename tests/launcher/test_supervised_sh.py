@@ -73,7 +73,7 @@ def test_job_survives_the_removal_of_its_recovery_folder(job: ShellJob) -> None:
     remove_folder(job.folder / "recovery")
     job.kill("worker_1")
     job.wait_view(lambda view: trains(view, "0", "1.1", "2"))
-    assert "This scheduler writes all it knows there again" in job.log("scheduler")
+    assert "This scheduler rewrites everything there from memory" in job.log("scheduler")
     remove_folder(job.folder / "recovery")
     job.kill("scheduler")
     job.wait_view(lambda view: trains(view, "0", "1.1", "2") and (view.job, view.term > 1) == (began.job, True))
@@ -116,7 +116,7 @@ def test_replacements_starting_when_the_job_ends_are_not_left_behind(job: ShellJ
     (job.folder / "importing").touch()
     job.kill_at_once("worker_0", "worker_1.1", "worker_2")
     assert shell.end() == JobInterruptedError.exit_code, shell.text
-    assert "it began anew 1 times (RESET_LIMIT)" in shell.text
+    assert "training restarted 1 times (RESET_LIMIT)" in shell.text
     assert job.running() == []
 
 

@@ -71,12 +71,12 @@ def test_scheduler_applies_the_rows() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[[cause]\n", "line 1: no TOML: "),
-        ("\n\nx =\n", "line 3: no TOML: "),
+        ("[[cause]\n", "line 1: not TOML: "),
+        ("\n\nx =\n", "line 3: not TOML: "),
         ("[[causes]]\nclass = 'data'\n", "line 1: 'causes' is not known. Fix: write [[cause]]"),
         ("a = 1\n", "line 1: 'a' is not known"),
-        ("\ncause = 3\n", "line 2: `cause` is no list of tables"),
-        ("cause = [1]\n", "line 1: `cause` is no list of tables"),
+        ("\ncause = 3\n", "line 2: `cause` is not a list of tables"),
+        ("cause = [1]\n", "line 1: `cause` is not a list of tables"),
         ("[[cause]]\nclass='data'\nstrategy='wait'\n", "line 1: a row without a condition. Fix: add one of error,"),
         ("\n[[cause]]\nerror='x'\n", "line 2: a row without class or strategy"),
         ("[[cause]]\nerror='x'\nclass='data'\n", "line 1: a row without class or strategy"),

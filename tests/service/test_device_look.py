@@ -188,7 +188,7 @@ def test_worker_on_a_refused_device_asks_for_no_seat(tool: Tool, tmp_path: Path)
     settings = settings_with(tmp_path, HEALTH="device_errors=refuse")
     assert host_health.may_refuse(settings)
     with pytest.raises(
-        PreflightError, match=r"the host of 0 is not well, .*: NVIDIA 0 has uncorrected .*\. Fix: start"
+        PreflightError, match=r"the host of 0 is not healthy, .*: NVIDIA 0 has uncorrected .*\. Fix: start"
     ):
         host_health.require(settings, Card().watched)
     host_health.require(settings, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from samebits.core.causes.kinds import Observation
-from samebits.core.hangs import Doing, Sight
+from samebits.core.hangs import Doing, ProcessState
 from samebits.core.messages import SCHEMA, Decision, ProcessEnded
 from samebits.core.values import replace
 from samebits.net.server import Arrived
@@ -54,7 +54,7 @@ def test_followers_exit_report_fits_whatever_its_log_has() -> None:
 
 
 def test_process_observation_is_accepted_only_in_printable_words() -> None:
-    seen = process_seen("1", ProcessIdentity(7, 1), Sight(Doing.STOPPED, 3.0))
+    seen = process_seen("1", ProcessIdentity(7, 1), ProcessState(Doing.STOPPED, 3.0))
     assert SCHEMA.unpack(SCHEMA.pack(seen)) == seen
     assert Inbound(Line(), Followers(), UnknownPeers()).event_of(Arrived("peer", seen)) == seen
     for liar in (replace(seen, node="\x1b[2J"), replace(seen, host="\n")):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from samebits.core.ends import EndKind
-from samebits.core.hangs import Doing, Sight
+from samebits.core.hangs import Doing, ProcessState
 from samebits.core.keys.key_records import KeyRecord
 from samebits.core.messages import Decision, FromScheduler, FromWorker, StopJob
 from samebits.core.ready import Ended, Ready, Send
@@ -287,8 +287,8 @@ class SchedulerHost:
         rng = self._sights
         for seat in core.silent(self.now):
             if seat.process.host == HERE and rng.random() < P_LOOKS:
-                sight = Sight(rng.choice([*Doing]), rng.choice((None, 0.0, 60.0)))
-                self._step(Seen(seat.session, sight), batch)
+                process_state = ProcessState(rng.choice([*Doing]), rng.choice((None, 0.0, 60.0)))
+                self._step(Seen(seat.session, process_state), batch)
 
     def _turns(self) -> tuple[Queue, Queue]:
         """Return what this drain takes, all or, by a server's bounds, less, and what it leaves.

@@ -23,7 +23,7 @@ AUDITED = {"AUDIT": "50", "REGISTER_COOLDOWN": "0"}
 @pytest.mark.parametrize(
     ("option", "value", "erred", "said"),
     [
-        ("--wrong", "1:50", 1, "rank 1's gradient of 0.weight is not what rank 2 and rank 0 compute.*the step again"),
+        ("--wrong", "1:50", 1, "rank 1's gradient of 0.weight is not what rank 2 and rank 0 compute.*repeat the step"),
         ("--wrong-again", "2", 2, ".*most likely rank 2's device is at fault; the step stands"),
     ],
     ids=["in training", "as it audits"],
@@ -78,7 +78,7 @@ def test_loop_that_cannot_be_audited_ends_the_audits_but_not_the_job(
     job = new_job("--aside", script=SCRIPT, workers=workers, settings=AUDITED)
     job.start()
     end = job.wait_finished()
-    assert len(job.matches("scheduler", "step 50: .*takes the step again")) == 1
+    assert len(job.matches("scheduler", "step 50: .*repeat the step")) == 1
     for node in range(workers):
         assert len(job.matches(node, "step 50: .*cannot be audited.*no other is audited")) == 1
         assert not job.matches(node, "step 100: ")
@@ -90,5 +90,10 @@ def test_of_two_ranks_both_are_named(new_job: Callable[..., Job], undisturbed: C
     job = new_job("--wrong", "1:50", script=SCRIPT, workers=2, settings=AUDITED)
     job.start()
     end = job.wait_finished()
-    assert len(job.matches("scheduler", "step 50: .*differently on rank 1, 0: nobody knows who is right; .*again")) == 1
+    assert (
+        len(
+            job.matches("scheduler", "step 50: .*differently on rank 1, 0: it is unknown which rank is right; .*repeat")
+        )
+        == 1
+    )
     assert end == undisturbed(script=SCRIPT, workers=2)

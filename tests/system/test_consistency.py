@@ -63,7 +63,7 @@ def test_two_against_two_ends_the_job_with_a_message(new_job: Callable[..., Job]
     job = new_job("--flip", "1:17", "--flip", "3:17", script=SCRIPT, workers=4, settings=COMPARED)
     job.start()
     assert set(job.wait_ended().values()) == {UnequalError.exit_code}, job.tails()
-    (said,) = job.matches("scheduler", "the job ends: .*Not mended: no majority: rank 0, 2 against rank 1, 3")
+    (said,) = job.matches("scheduler", "the job ends: .*Not repaired: no majority: rank 0, 2 against rank 1, 3")
     print(said.string)
     assert not any(job.finals_of(job.log(rank)) for rank in job.ranks)
 
@@ -84,7 +84,7 @@ def test_script_that_repeats_the_difference_ends_the_job(new_job: Callable[..., 
     job = new_job("--flip", "1:17", "--always", script=SCRIPT, workers=3, settings=COMPARED)
     job.start()
     assert set(job.wait_ended().values()) == {UnequalError.exit_code}, job.tails()
-    (said,) = job.matches("scheduler", "the job ends: .*after everybody went back the same came out")
+    (said,) = job.matches("scheduler", "the job ends: .*after the rollback the same difference came again")
     print(said.string)
     assert not any(job.finals_of(job.log(rank)) for rank in job.ranks)
 
@@ -99,7 +99,7 @@ def test_rank_that_differs_twice_is_replaced_by_a_spare(
     job.start_worker(3)
     statuses = job.wait_ended()
     assert {name: status for name, status in statuses.items() if status} == {1: 143}, job.tails()
-    assert job.matches("scheduler", "worker 1's state was another than the others' 2 times: it is asked to leave")
+    assert job.matches("scheduler", "worker 1's state differed from the others' 2 times: it is asked to leave")
     assert job.sha256() == undisturbed(script=SCRIPT, workers=3)
 
 
@@ -111,7 +111,7 @@ def test_flip_after_the_last_comparison_is_found_at_the_end(
     job = new_job("--what", "moment", "--flip", "2:58", script=SCRIPT, workers=3, settings=settings)
     job.start()
     assert job.wait_finished() == undisturbed(script=SCRIPT, workers=3)
-    (said,) = job.matches("scheduler", r"differs from rank 0, 1 at the end, step 60, .* goes back to step 50")
+    (said,) = job.matches("scheduler", r"differs from rank 0, 1 at the end, step 60, .* roll back to step 50")
     print(said.string)
 
 
@@ -166,7 +166,7 @@ def test_flip_is_found_if_another_rank_is_killed_before_the_comparison(
     statuses = job.wait_ended()
     assert {name: status for name, status in statuses.items() if status} == ({lost: -9} if has_spare else {})
     assert len(job.matches(rank, "flipped a bit")) == 1
-    (said,) = job.matches("scheduler", r"differ.* after step (\d+), .* everybody goes back to step (\d+),")
+    (said,) = job.matches("scheduler", r"differ.* after step (\d+), .* all ranks roll back to step (\d+),")
     print(said.string)
     assert 17 <= int(said[1]) <= at + 1 and int(said[2]) == 15
     assert job.sha256() == undisturbed(script=SCRIPT, workers=workers)

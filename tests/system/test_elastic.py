@@ -51,7 +51,7 @@ def test_world_shrinks_when_a_worker_dies_and_grows_when_it_returns(new_job: Cal
     job = new_job("--pause-ms", "60", "--die", "1:8", workers=3)
     job.start()
     job.wait_died(1)
-    job.wait_for("scheduler", "the world goes on without worker 1: 2 are left")
+    job.wait_for("scheduler", "the world continues without worker 1: 2 are left")
     job.wait_generation(2, [0, 2])
     job.start_worker(1)
     job.wait_for(1, r"generation 3: rank 1 of 3")

@@ -31,11 +31,11 @@ def test_all_are_back_after_a_single_cool_down(
     job = killed(new_job(*TRAINED, *GATED, settings={"REGISTER_COOLDOWN": cool_down}))
     newest = newest_step(job)
     job.start()
-    job.wait_for(SCHEDULER, "goes on, term 2: 4 seats and generation 1 read from the journal")
+    job.wait_for(SCHEDULER, "resumes, term 2: 4 seats and generation 1 read from the journal")
     for rank in job.ranks:
         job.wait_for(rank, f"seated: slot {rank} of 4, incarnation 2")
     cool_down_s = cool_down or "30"
-    said = job.wait_for(SCHEDULER, "leases start anew").string
+    said = job.wait_for(SCHEDULER, "leases start again").string
     assert f"waits at most {cool_down_s} s (REGISTER_COOLDOWN), once" in said
     for rank in job.ranks:
         explained = job.wait_for(rank, rf"free again in (\d+\.\d) s \(REGISTER_COOLDOWN={cool_down_s}\)")

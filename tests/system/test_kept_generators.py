@@ -16,7 +16,7 @@ pytestmark = pytest.mark.system
 
 STEPS = 40
 TRAINED = ("--steps", str(STEPS), "--interval", "1000", "--rng", "saved")  # only memory to resume from
-BY_PAGE = r"the generators of rank {} go on as its page in memory has them"
+BY_PAGE = r"the generators of rank {} are restored from its page in memory"
 
 
 @pytest.fixture

@@ -84,7 +84,7 @@ def test_paused_scheduler_loses_no_worker(new_job: Callable[..., Job], undisturb
         job.wait_for_step(GATE, rank)  # training continues without it
     time.sleep(max(0.0, stopped_at + PAUSED_S - time.monotonic()))  # the pause must exceed a lease
     job.scheduler.signal(signal.SIGCONT)
-    job.wait_for(SCHEDULER, r"stood still for \d+\.\d s; nobody loses a lease by that")
+    job.wait_for(SCHEDULER, r"was paused for \d+\.\d s; no lease expires because of it")
     job.open_gates(GATE)
     assert job.wait_finished() == undisturbed(*TRAINED)
     assert_no_new_round(job)
@@ -99,7 +99,7 @@ def test_lost_journal_is_rebuilt_from_the_workers(new_job: Callable[..., Job], u
     shutil.rmtree(job.folder / "recovery")
     job.start_scheduler()
     job.wait_for(
-        SCHEDULER, rf"is rebuilt from {job.workers} of {job.workers} members of generation 1, who agree; term 1002"
+        SCHEDULER, rf"is rebuilt from {job.workers} of {job.workers} members of generation 1, which agree; term 1002"
     )
     job.open_gates(GATE)
     assert job.wait_finished() == undisturbed(*TRAINED)

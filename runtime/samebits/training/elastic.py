@@ -169,7 +169,7 @@ def _tell_of_hidden(process: Worker, state: State, findings: list[Finding]) -> N
     text = sentence_of(findings)
     if context.get_rank() == 0:
         log.warn(text)
-    process.agent.report_oddity(state.completed_steps, text)  # in the same words on every rank, so it is told once
+    process.agent.report_anomaly(state.completed_steps, text)  # in the same words on every rank, so it is told once
 
 
 def load_dcp(state: ObjectState, path: str | os.PathLike[str], names: Sequence[str] | None = None) -> None:

@@ -72,11 +72,11 @@ class KeepsAilments(SchedulerCore):
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
-        self._unwell_hosts.forget = self._let_go  # type: ignore[method-assign]
+        self._host_health.forget = self._let_go  # type: ignore[method-assign]
 
     def _let_go(self, node: str) -> None:
-        if self._unwell_hosts._leaving == node:
-            self._unwell_hosts._leaving = ""
+        if self._host_health._leaving == node:
+            self._host_health._leaving = ""
 
 
 class CountsWhoLeft(SchedulerCore):

@@ -25,7 +25,7 @@ def fail(): raise ValueError("no\\nsuch \\x1b[31m sample")
 class Told:
     step = 41
     must_end = None
-    def report_oddity(self, step, text): print("told", step, text, flush=True)
+    def report_anomaly(self, step, text): print("told", step, text, flush=True)
     def speak_last(self, text): print("LAST", text, flush=True)
     def leave(self, *, on_purpose, text, status): print("left", on_purpose, flush=True)
 

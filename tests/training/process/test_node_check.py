@@ -64,7 +64,7 @@ class Node:
     def wait_for_round(self) -> None:
         self.desk.begun.add(self.node)
 
-    def report_oddity(self, step: int, text: str) -> None:
+    def report_anomaly(self, step: int, text: str) -> None:
         self.told.append(text)
 
     def leave(self, *, on_purpose: bool, text: str, status: int | None) -> None:

@@ -27,7 +27,7 @@ class Desk:
         self.process: Any = SimpleNamespace(
             settings=SimpleNamespace(log_dir=log_dir, loss_anomaly="tell", enable_recovery=True),
             device=torch.device("cpu"),
-            agent=SimpleNamespace(node="0", report_oddity=self.tell),
+            agent=SimpleNamespace(node="0", report_anomaly=self.tell),
         )
 
     def tell(self, step: int, text: str, *, is_verdict: bool, comes_again: bool) -> None:
@@ -145,7 +145,7 @@ def test_different_second_value_was_a_transient_error(recomputing: Desk) -> None
     desk.reports(41, rank=1, loss=1.06)
     desk.reports(42, rank=1, loss=1.0)
     assert len(desk.odd) == 2 and desk.verdicts == 1
-    assert "is 1.06 now that it was computed again" in desk.odd[1][1] and "a transient error" in desk.odd[1][1]
+    assert "was 1.06 when recomputed" in desk.odd[1][1] and "a transient error" in desk.odd[1][1]
     goes_back(desk, loss=float("inf"))
 
 
@@ -169,7 +169,7 @@ def test_different_bad_value_is_reported_and_accepted(recomputing: Desk) -> None
     desk = recomputing
     goes_back(desk, loss=50.0)
     desk.reports(41, rank=1, loss=60.0)
-    assert "is 60 now that it was computed again: either" in desk.odd[1][1]
+    assert "was 60 when recomputed: either" in desk.odd[1][1]
 
 
 def test_report_after_the_commit_is_pointed_out(recomputing: Desk) -> None:

@@ -2,7 +2,7 @@
 
 Here live the moments (the first commits of a generation, every save, every so many steps, the end) and what is
 remembered of them. Never here: what is hashed (``state.compared``), what follows where ranks differ
-(``core.watch.equality``). The one idea: a rank reports and goes on; nobody waits for another rank's digest but in the
+(``core.watch.equality``). The one idea: a rank reports and goes on; no rank waits for another rank's digest but in the
 end, where all wait for each other anyway; and what was copied is hashed by a thread of its own, beside the next step.
 """
 

@@ -503,7 +503,7 @@ class _Ending:
 
     def _thread_ended(self, text: str) -> None:
         if self.agent is not None:
-            self.agent.report_oddity(self.agent.step, text)
+            self.agent.report_anomaly(self.agent.step, text)
 
     def _at_end(self) -> None:
         text = self._judge() if self._error is None else self._words or named(self._error)

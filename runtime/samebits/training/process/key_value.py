@@ -43,7 +43,7 @@ def put(key: str, value: Scalar, *, durable: bool = False, timeout_s: float | No
     Raises:
         UsageError: before :func:`samebits.init`, or an argument is not as above.
         KeyValueError: a bound is met; the message says which and what to do.
-        KeyValueTimeoutError: no scheduler answered; whether the change was done is not known.
+        KeyValueTimeoutError: no scheduler answered; it is unknown whether the change was made.
     """
     ask = KeyAsk(KeyOp.PUT, _key("put", key), _packed("put", value), is_durable=durable)
     return _call("put", ask, timeout_s).version

@@ -274,7 +274,7 @@ class _Check:
     def _end(self, plan: Plan) -> Plan:
         """The verdict is this one, unless there is one."""
         if self._set_first("last", plan) and plan.said:
-            self._agent.report_oddity(0, f"pre-flight: {'; '.join(plan.said)}")
+            self._agent.report_anomaly(0, f"pre-flight: {'; '.join(plan.said)}")
         return self.verdict() or plan
 
     def reports(self, part: str, slots: Iterable[int]) -> dict[int, Report]:

@@ -97,7 +97,7 @@ class WorkQueue:
         wider = work_queue.put(state, digest, count)
         if wider is None:
             raise KeyValueError(
-                f"samebits.WorkQueue: {MAX_PUTS} puts are not done with, the most there may be. Fix: put more items at "
+                f"samebits.WorkQueue: {MAX_PUTS} puts are not done with, the maximum. Fix: put more items at "
                 "once, or fewer at a time"
             )
         if not items.version and not self._set(self._of_items(digest), part, 0):

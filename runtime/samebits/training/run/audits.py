@@ -162,7 +162,7 @@ class Audits:
         text = sentence(who, fault, part, then)
         log.warn(f"step {step}: {text}")
         if rank == teller(who, fault):
-            self._process.agent.report_oddity(step, text, is_verdict=True, comes_again=then is Follows.TAKE_AGAIN)
+            self._process.agent.report_anomaly(step, text, is_verdict=True, comes_again=then is Follows.TAKE_AGAIN)
         self._wait_for_all()  # who has decided leaves the group, and who has not yet would not know why
         if then is Follows.STOP:
             raise UnequalError(why_it_ends(step, text, who, Known(clean, self._saved_by(clean))))

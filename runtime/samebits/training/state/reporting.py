@@ -145,7 +145,7 @@ class Reporter:
         process: Worker, rank: int, step: int, text: str, *, is_verdict: bool = False, comes_again: bool = False
     ) -> None:
         log.warn(f"rank {rank}, step {step}: {text}")
-        process.agent.report_oddity(step, text, is_verdict=is_verdict, comes_again=comes_again)
+        process.agent.report_anomaly(step, text, is_verdict=is_verdict, comes_again=comes_again)
 
     def flush(self) -> None:
         """Write what was reported last, if it was not yet."""
