@@ -1,8 +1,8 @@
 """This process's place in the job: the package's one global, created by ``samebits.init()``.
 
 In the scheduler's role, ``init()`` serves and ends the process. In a worker, it waits for a seat, installs a process
-group of one, and hooks into the process's end: the reason of any exit is reported to the scheduler, and SameBits' own errors
-are printed as one sentence, with their exit status, instead of a traceback.
+group of one, and hooks into the process's end. The reason of any exit is reported to the scheduler, and SameBits' own
+errors are printed as one sentence, with their exit status, instead of a traceback.
 """
 
 from __future__ import annotations
