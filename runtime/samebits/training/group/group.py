@@ -67,13 +67,13 @@ class Group:
         rank: of this process, 0-based.
         world_size: processes in the generation.
         exchange: carries this rank's message to all; used once.
-        name: the group in error sentences, e.g. ``generation 7``.
+        name: the group's name in error messages, e.g. ``generation 7``.
         address: a numeric IP address of this host that all peers reach; gloo listens there.
-        timeout_s: of one collective. Recovery does not depend on it; it bounds how long a cut-off buffer is kept.
+        timeout_s: of one collective. Recovery does not depend on it; it limits how long a cut-off buffer is kept.
         connect_timeout_s: how long one connection may take while the group forms.
-        alone: as :class:`BreakableGroup` has it (gloo only).
-        info: told to all ranks with this rank's message; :meth:`info_of` gives everybody's.
-        backend: gloo for a device that has another; None: the device's own.
+        alone: as for :class:`BreakableGroup` (gloo only).
+        info: sent to all ranks with this rank's message; :meth:`info_of` returns any rank's.
+        backend: gloo for a device that has another backend; None: the device's own.
     """
 
     def __init__(
@@ -396,11 +396,11 @@ def form_alone(
     alone: Callable[[], str] | None = None,
     backend: str | None = None,
 ) -> Group:
-    """The group of one that is installed from ``samebits.init()`` on, until the first generation's takes its place.
+    """Form the group of one that ``samebits.init()`` installs until the first generation's replaces it.
 
     Args:
         device: as :class:`Group` has it.
-        address: of this machine, for gloo, which listens also where there is nobody to wait for.
+        address: of this machine, where gloo listens even without peers.
         backend: as :class:`Group` has it.
         alone: as :class:`Group` has it; then a ``DistributedSampler`` that would ask for its size is refused as well.
     """
