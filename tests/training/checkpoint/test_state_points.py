@@ -115,4 +115,4 @@ def test_where_no_memory_is_left_for_a_copy_the_ranks_are_compared_all_the_same(
         points.compare(step, is_save=False)
     assert [(one.point.step, one.is_kept) for one in reports[-1]][-2:] == [(5, False), (10, False)]
     assert points.go_back(Point(9, 1)) is None
-    assert caplog.text.count("no memory is left for a copy of the state") == 1
+    assert caplog.text.count("not enough memory for a copy of the state") == 1

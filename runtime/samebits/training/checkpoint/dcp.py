@@ -69,7 +69,7 @@ def export_dcp(points: Sequence[Checkpoint], path: Path) -> None:
     }
     require_readable(content, "state")
     if os.path.lexists(path):
-        raise StoreError(f"{path}: exists already; give the directory another name")
+        raise StoreError(f"{path}: exists already. Fix: give the directory another name")
     with durable.disk_errors(path, "making the directory"):
         beside = durable.make_new_directory_beside(path)
     try:
@@ -116,7 +116,7 @@ def load_into(state: ObjectState, path: Path, names: Sequence[str] | None = None
     missing = [name for name in wanted if name not in found]
     if missing:
         raise CheckpointError(
-            f"{path}: holds {sorted(found)} and lacks {', '.join(missing)}: name what is to be taken from there, as in "
+            f"{path}: holds {sorted(found)} and lacks {', '.join(missing)}. Fix: name what to load from it, as in "
             f"load_dcp(state, path, names={sorted(found.keys() & state.handlers.keys())})"
         )
     before = rng.capture()

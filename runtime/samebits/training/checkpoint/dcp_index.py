@@ -48,9 +48,9 @@ class SafeReader(dcp.FileSystemReader):
         try:
             found = _IndexUnpickler(io.BytesIO(content)).load()
         except Exception as error:  # a damaged pickle may raise anything
-            raise CheckpointError(f"{path}: is no index of torch.distributed.checkpoint: {error}") from error
+            raise CheckpointError(f"{path}: is not an index of torch.distributed.checkpoint: {error}") from error
         if not isinstance(found, index.Metadata) or not isinstance(found.storage_data, dict):
-            raise CheckpointError(f"{path}: is no index of torch.distributed.checkpoint: a {type(found).__name__}")
+            raise CheckpointError(f"{path}: is not an index of torch.distributed.checkpoint: a {type(found).__name__}")
         return found
 
 
@@ -89,7 +89,7 @@ class _IndexUnpickler(pickle.Unpickler):
         try:
             return self._KNOWN[module, name]
         except KeyError:
-            raise pickle.UnpicklingError(f"it names {module}.{name}, which no index is made of") from None
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which does not belong in an index") from None
 
 
 class SafePlanner(dcp.DefaultLoadPlanner):

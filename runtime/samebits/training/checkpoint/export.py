@@ -83,7 +83,7 @@ def values_of(header: PointHeader, contents: Any) -> dict[str, Any]:
         return {name: _nearest(value) for name, value in contents["shared"]["values"].items()}
     except (KeyError, TypeError, ValueError):
         raise CheckpointError(
-            f"{header.point}: holds no state as samebits.elastic saves it; export its tensors as safetensors"
+            f"{header.point}: does not hold a state saved by samebits.elastic; export its tensors as safetensors"
         ) from None
 
 
@@ -115,9 +115,11 @@ def require_readable(value: Any, path: str) -> None:
         for index, item in enumerate(value):
             require_readable(item, f"{path}.{index}")
     elif isinstance(value, bytes) and not value:
-        raise CheckpointError(f"{path}: torch.load(weights_only=True) reads no empty bytes; export it as safetensors")
+        raise CheckpointError(
+            f"{path}: torch.load(weights_only=True) cannot read empty bytes; export it as safetensors"
+        )
     elif isinstance(value, int) and value.bit_length() > _LARGEST_INTEGER_BITS:
         raise CheckpointError(
-            f"{path}: torch.load(weights_only=True) reads no integer of {value.bit_length()} bits; export it as "
+            f"{path}: torch.load(weights_only=True) cannot read an integer of {value.bit_length()} bits; export it as "
             "safetensors"
         )

@@ -111,7 +111,9 @@ class PageWriter:
         memory_room.let_go_in_children(self)
         with opened_room(base, self.path.parent, make=True) as room, durable.disk_errors(self.path, "making the page"):
             if room is None:
-                raise StoreError(f"{self.path.parent}: was removed while it was made. Fix: see who empties {base}")
+                raise StoreError(
+                    f"{self.path.parent}: was removed while it was created. Fix: find out what empties {base}"
+                )
             temporary = f"{PAGE}.new"
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary, dir_fd=room)
@@ -220,7 +222,7 @@ class KeptGenerators:
     def _failed(self, error: StoreError) -> None:
         self._has_failed = True
         self.let_go()
-        log.warn(f"the generators are kept in checkpoints alone, so a loss goes back to one: {error}")
+        log.warn(f"generator states are kept in checkpoints only, so a loss returns to a checkpoint: {error}")
 
     def live_step(self, point: Point | None, commits: int) -> LiveStep | None:
         """Return what is known of the step that led to this commit; None if the commit is not in this process's
@@ -310,7 +312,7 @@ def decoded(data: bytes | memoryview, job: str, slot: int, whence: str) -> Conte
     """
     header, data, entries = _HEADER.pack(_MAGIC, job.encode(), slot), memoryview(data), {}
     if len(data) != FILE_BYTES or data[: len(_MAGIC)] != _MAGIC:
-        raise StoreError(f"{whence}: {len(data)} bytes that are no page of this version, expected {FILE_BYTES}")
+        raise StoreError(f"{whence}: {len(data)} bytes that are not a page of this version, expected {FILE_BYTES}")
     if data[: len(header)] != header:
         raise StoreError(f"{whence}: it is the page of another job or slot, expected slot {slot} of job {job}")
     for start in range(ENTRIES_AT, FILE_BYTES, ENTRY_BYTES):

@@ -388,7 +388,7 @@ class RankCheckpoints:
         if self._refused & (self._refused - 1) == 0:
             again = f" ({self._refused} in a row; {self.newest_on_disk()})" if self._refused > 1 else ""
             log.warn(
-                f"the checkpoint of step {point.step} was not saved{again}; training goes on, and the older ones stay: "
+                f"the checkpoint of step {point.step} was not saved{again}; training continues, and older ones stay: "
                 f"{problem}"
             )
         return False
@@ -402,8 +402,8 @@ class RankCheckpoints:
         if not self._skipped_before:
             fix = "raise save_checkpoint_steps" + ("" if self._is_remote else ', or set when_busy="wait"')
             log.warn(
-                f"the checkpoint of step {point.step} is left out, because the one before is still being written, and "
-                f"so will others be without a word: {fix}"
+                f"the checkpoint of step {point.step} is skipped because the previous one is still being written; "
+                f"later skips are not logged. Fix: {fix}"
             )
         self._skipped_before = True
 
@@ -565,7 +565,7 @@ class AsyncSaves:
             self._refuse(str(error))
             return False
         if self._said:
-            log.say("checkpoints are copied aside again: training goes on while they are written")
+            log.say("checkpoints are copied aside again: training continues while they are written")
         self._said = False
         return True
 
@@ -575,7 +575,7 @@ class AsyncSaves:
         if not self._said:
             log.warn(
                 f"training waits for the disk at every checkpoint, because it cannot be copied aside: {why} "
-                "(CheckpointConfig(async_save=False) does so without a word)"
+                "(CheckpointConfig(async_save=False) does so without a warning)"
             )
         self._said = True
 
@@ -635,8 +635,8 @@ class AsyncSaves:
         for problem in self._writer.copies():
             if problem and not self._said_of_copies:
                 log.warn(
-                    f"the newest checkpoint has no copy at this rank's buddy: {problem}; training goes on, and older "
-                    "copies stay (CheckpointConfig(buddy_copies=False) does without them)"
+                    f"the newest checkpoint has no copy at this rank's buddy: {problem}; training continues, and older "
+                    "copies stay (CheckpointConfig(buddy_copies=False) turns copies off)"
                 )
             elif not problem and self._said_of_copies:
                 log.say("checkpoints are copied to this rank's buddy again")

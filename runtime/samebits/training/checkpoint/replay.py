@@ -220,16 +220,16 @@ class Replay:
     def _diverged(self, logged: StepRecord, differs: Difference) -> None:
         step, self._repeated = logged.step, None
         text = (
-            f"step {step} is not the step that was logged, and the first that differs: {differs.what} {differs.one} "
-            f"when generation {logged.generation} logged it, {differs.other} now"
+            f"step {step} differs from the log, and is the first that does: {differs.what} {differs.one} when "
+            f"generation {logged.generation} logged it, {differs.other} now"
         )
         if self._asked.on_divergence != WARN:
             raise DivergenceError(
-                f"{text}. Either script, data or settings have changed since, or a run of this script does not repeat "
-                f"itself: fix that and call `{spelled('recover')}`, or go on knowingly with "
+                f"{text}. Either script, data or settings have changed since, or this script is not deterministic. "
+                f"Fix: correct that and run `{spelled('recover')}`, or accept the difference with "
                 'CheckpointConfig(step_log=samebits.StepLog(on_divergence="warn"))'
             )
-        log.warn(f"{text}; from here on the steps are another line's and are not compared")
+        log.warn(f"{text}; later steps are not compared with the log")
         self._begin_line(step, f"step {step} differed: {differs.what}")
 
     def _begin_line(self, step: int, reason: str) -> None:
@@ -277,11 +277,11 @@ class Replay:
         if step and not writer.last_step:
             log.say(
                 f"the step log of slot {self.slot} begins at step {step + 1}: this host has no record of the steps "
-                "before"
+                "before it"
             )
         elif step > writer.last_step + 1:  # a gap of one is normal: a rank can die before it logs a step
             log.say(
-                f"the step log of slot {self.slot} goes on at step {step + 1}: the steps from {writer.last_step + 1} "
+                f"the step log of slot {self.slot} continues at step {step + 1}: the steps from {writer.last_step + 1} "
                 "on were taken elsewhere"
             )
         return writer
@@ -307,5 +307,5 @@ class Replay:
 
     def _say_failed(self, step: int, error: StoreError) -> None:
         if not self._failed_before:
-            log.warn(f"step {step} is not in the step log, training goes on without: {error}")
+            log.warn(f"step {step} is not in the step log, training continues without it: {error}")
         self._failed_before = True

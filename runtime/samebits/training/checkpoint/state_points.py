@@ -282,9 +282,9 @@ class StatePoints:
         while not self._save_now(step, is_commit=is_commit):
             if pause_s == FIRST_PAUSE_S:
                 log.warn(
-                    f"the last state, of step {step}, is not saved, and this rank keeps it in memory until it is: the "
-                    f"job is not finished. Fix: make room in {self.searched}: it is tried again every "
-                    f"{LONGEST_PAUSE_S:g} s. If the job is stopped before that, `{spelled('recover')}` goes back "
+                    f"the last state, of step {step}, could not be saved; this rank keeps it in memory, and the job is "
+                    f"not finished. Fix: make room in {self.searched}: saving is retried at least every "
+                    f"{LONGEST_PAUSE_S:g} s. If the job is stopped before that, `{spelled('recover')}` resumes earlier "
                     f"({self.folder.newest_on_disk()})"
                 )
             pause(pause_s)
@@ -333,9 +333,9 @@ class StatePoints:
         if not self._has_no_room:
             self._has_no_room = True
             log.warn(
-                f"no memory is left for a copy of the state ({size_bytes / 2**30:.1f} GiB a rank): the ranks are "
-                "compared all the same, but where they differ all go back to a checkpoint. Fix: more memory, or fewer "
-                "ranks on this host; CONSISTENCY_EVERY=0 compares at saves only"
+                f"not enough memory for a copy of the state ({size_bytes / 2**30:.1f} GiB per rank): ranks are still "
+                "compared, but if they differ, all return to a checkpoint. Fix: more memory, or fewer ranks on this "
+                "host; CONSISTENCY_EVERY=0 compares only at saves"
             )
 
     def go_back(self, to: Point) -> Point | None:
@@ -346,7 +346,7 @@ class StatePoints:
         kept, state = self._kept.go_back(to), self._state
         if kept is None:
             state.forget()
-            log.warn(f"goes back to step {to.step}, of which this process has kept no sound copy")
+            log.warn(f"must return to step {to.step}, but this process has no sound copy of it")
             return None
         before = state.completed_steps
         contents = copied_tree(dict(kept.contents))  # the copy may be needed again
@@ -523,11 +523,11 @@ class StatePoints:
                 log.warn(f"passed over the final state in {found.where}: {error}")
                 continue
             self._state.load(contents, own=slot == own)
-            log.say(f"training is finished already: this is the final state, step {point.step}, of slot {slot}")
+            log.say(f"training has already finished: loaded the final state, step {point.step}, of slot {slot}")
             return
         raise StoreError(
-            f"training is finished at step {point.step}, but no whole copy of that state is found in {root}: "
-            "bring back the checkpoint folder of any rank"
+            f"training finished at step {point.step}, but {root} holds no complete copy of that state. Fix: bring "
+            "back the checkpoint folder of any rank"
         )
 
     def _saved(

@@ -334,8 +334,9 @@ def state_in(
             inner = inner.get(key) if isinstance(inner, dict) else None
         if type(inner) is not kind:
             raise CheckpointError(
-                f"the point holds no state as samebits.elastic saves it: {'.'.join(path)} is {type(inner).__name__} "
-                f"and no {kind.__name__}; `samebits ckpt export` can write its tensors, as safetensors"
+                f"the point does not hold a state saved by samebits.elastic: {'.'.join(path)} is "
+                f"{type(inner).__name__} instead of {kind.__name__}; `samebits ckpt export` can write its tensors as "
+                "safetensors"
             )
     return dict(found)
 
