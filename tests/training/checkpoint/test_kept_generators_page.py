@@ -134,7 +134,7 @@ def test_another_jobs_and_another_slots_page_is_refused_and_its_entries_are_wort
 def test_what_is_no_page_is_refused(tmp_path: Path, content: bytes | None) -> None:
     page = made(tmp_path)
     page.path.write_bytes(bytes(page.view)[:-1] if content is None else content)
-    with pytest.raises(StoreError, match="no page of this version"):
+    with pytest.raises(StoreError, match="not a page of this version"):
         read(tmp_path)
 
 

@@ -713,7 +713,7 @@ def test_a_save_without_descriptors_is_refused_and_no_error(
     assert 0 < refused < 40 and checkpoints.held() == [Point(refused + 1, 1)]
     said = [one.message for one in caplog.records if "was not saved" in one.message]
     assert len(said) == refused.bit_length(), "the first, the second, the fourth, and so on"
-    assert "Fix: raise the limit of open files" in said[0] and "training goes on" in said[0]
+    assert "Fix: raise the limit of open files" in said[0] and "training continues" in said[0]
 
 
 def test_a_full_disk_refuses_neither_the_start_nor_the_steps(
