@@ -147,7 +147,7 @@ def test_what_cannot_be_computed_again_says_why() -> None:
     assert batch.take(MOST) == "its module is called several times before a backward pass"
     wrapper, batch = kept(nn.Embedding(5, 4, sparse=True))
     wrapper(torch.arange(3)).sum().backward()
-    assert batch.take(MOST) == "a gradient of it is sparse"
+    assert batch.take(MOST) == "one of its gradients is sparse"
 
 
 def test_a_step_that_is_left_out_keeps_nothing_and_evaluation_takes_nothing() -> None:

@@ -299,7 +299,7 @@ class State(ABC):
 
     def _running(self, call: str) -> CommitSink:
         if self._session is None:
-            raise UsageError(f"state.{call}() belongs into a function that runs under samebits.elastic.run")
+            raise UsageError(f"state.{call}() works only in a function that runs under samebits.elastic.run")
         return self._session
 
     def _keep(self) -> None:

@@ -26,27 +26,27 @@ RAISE, WARN = "raise", "warn"
 _MINDSPORES: dict[str, tuple[tuple[Any, ...], str]] = {
     "keep_checkpoint_per_n_minutes": (
         (None, 0),
-        "points are kept by their number: give keep_checkpoint_max, and save_checkpoint_seconds to space them",
+        "points are kept by number: set keep_checkpoint_max, and save_checkpoint_seconds to space them",
     ),
     "integrated_save": (
         (True,),
-        "every rank's point is whole by itself: leave it out, and read a part of one with `samebits ckpt export`",
+        "every rank's point is complete: leave it out, and read a part of one with `samebits ckpt export`",
     ),
-    "saved_network": ((None,), "what is saved is the state: give the network to samebits.elastic.TorchState"),
+    "saved_network": ((None,), "the state is what is saved: pass the network to samebits.elastic.TorchState"),
     "append_info": (
         (None, []),
-        "what is saved is the state: give such values to it, as in samebits.elastic.TorchState(…, epoch=0)",
+        "the state is what is saved: pass such values to it, as in samebits.elastic.TorchState(…, epoch=0)",
     ),
     "enc_key": ((None,), "points are not encrypted: put CHECKPOINT_PATH on an encrypted file system"),
     "enc_mode": (("AES-GCM",), "points are not encrypted: put CHECKPOINT_PATH on an encrypted file system"),
     "exception_save": (
         (False,),
-        "the middle of a failed step is no state to go on from: leave it out, survivors remember the last commit",
+        "training cannot resume in the middle of a failed step: leave it out; survivors keep the last commit",
     ),
     "crc_check": ((True,), "every chunk of a point is always hashed and compared: leave it out"),
     "remove_redundancy": (
         (False,),
-        "every rank saves the whole state, so that any one is enough: leave it out",
+        "every rank saves the whole state, so one is enough: leave it out",
     ),
     "format": (("safetensors",), "points are safetensors files: leave it out; `samebits ckpt export` writes others"),
 }
@@ -159,8 +159,8 @@ class CheckpointConfig:
             raise UsageError(f'buddy_copies={self.buddy_copies!r}: expected True, False or "auto"')
         if self.prefix and not is_prefix(self.prefix):
             raise UsageError(
-                f"prefix={self.prefix!r}: expected a folder's name of letters, digits, - and _ that begins with no "
-                "digit; the folder above it is directory"
+                f"prefix={self.prefix!r}: expected a folder name of letters, digits, - and _ that does not begin "
+                "with a digit; the folder above it is directory"
             )
 
     def _require_one_rhythm(self) -> None:
@@ -172,8 +172,8 @@ class CheckpointConfig:
             object.__setattr__(self, "save_checkpoint_steps", steps)
         if seconds and steps:
             raise UsageError(
-                f"save_checkpoint_steps={steps!r} and save_checkpoint_seconds={seconds}: one of them says when to "
-                "save; leave the other one out"
+                f"save_checkpoint_steps={steps!r} and save_checkpoint_seconds={seconds}: only one of them can "
+                "decide when to save; leave the other out"
             )
         if steps == AUTO or (seconds and steps == 0):
             return

@@ -273,7 +273,7 @@ class OptimizerHandler(StateHandler):
             if not _same(self.value.state_dict(), contents):
                 raise UsageError(
                     f"{type(self.value).__name__}.load_state_dict() does not restore what its state_dict() returned, "
-                    "so training would go on with other values. Fix: correct them, or keep the state in self.state"
+                    "so training would continue with other values. Fix: correct them, or keep the state in self.state"
                 )
             return
         self._regroup(names, contents["param_groups"], self.named() if names is not None else {})
@@ -537,7 +537,7 @@ def bare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         inner = getattr(optimizer, "optimizer", None)
     if "_optimizer_step_pre_hooks" not in vars(optimizer):
         raise UsageError(
-            f"a {type(optimizer).__name__} is no optimizer that a state can follow: it was not made by "
+            f"a state cannot follow a {type(optimizer).__name__}: it was not made by "
             "torch.optim.Optimizer's constructor. Fix: give the state the optimizer inside it"
         )
     module = sys.modules.get("torch.distributed.optim.zero_redundancy_optimizer")

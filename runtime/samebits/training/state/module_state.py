@@ -200,7 +200,7 @@ class ModuleState:
         gone, new = [one for one in before if one not in names], [one for one in names if one not in before]
         if self._commit is not None and (gone or new):
             log.warn(
-                f"{type(self._module).__name__} was made of other tensors at the commit before: gone "
+                f"the tensors of {type(self._module).__name__} have changed since the commit before: gone "
                 f"{_listed(gone)}, new {_listed(new)}. A process that replaces a lost rank builds the module as the "
                 "script's first lines do, and cannot take this state: the next loss may end the job. Fix: prune, "
                 "parametrize or add layers before samebits.elastic.TorchState(…)"

@@ -63,7 +63,7 @@ class ObjectState(State):
         self._restored_rng: dict[str, Any] | None = None  # until the data is iterated again
         for name, value in attributes.items():
             if name in self.__dict__ or hasattr(type(self), name) or name.startswith("_"):
-                raise UsageError(f"{type(self).__name__}({name}=…): this name is the state's own; choose another")
+                raise UsageError(f"{type(self).__name__}({name}=…): this name is reserved by the state; choose another")
             setattr(self, name, value)
             self.handlers[name] = handler = self._handler_of(name, value)
             handler.path = f"state.{name}"
@@ -80,7 +80,7 @@ class ObjectState(State):
         if isinstance(handler, PlainHandler) and inside is not None:
             raise UsageError(
                 f"{type(self).__name__}({name}=…): a {type(inside).__name__} inside a {type(value).__name__} cannot be "
-                f"followed, saved nor restored. Fix: give each its own name, as "
+                f"followed, saved or restored. Fix: give each its own name, as "
                 f"{type(self).__name__}(model, optimizer, model_2=…, optimizer_2=…)"
             )
         if isinstance(handler, (ModuleHandler, OptimizerHandler)) and not self._follows_optimizers:
@@ -94,8 +94,8 @@ class ObjectState(State):
         handler = None if name[0] == "_" or name == "handlers" else self.handlers.get(name)
         if handler is not None and type(handler) is not PlainHandler and value is not handler.value:
             raise UsageError(
-                f"state.{name} cannot be another object now: make the {type(self).__name__} with it, or load the "
-                "other one's state_dict() into this one"
+                f"state.{name} cannot be replaced: create the {type(self).__name__} with the other object, or load "
+                "that object's state_dict() into this one"
             )
         object.__setattr__(self, name, value)
 
@@ -117,8 +117,8 @@ class ObjectState(State):
         """
         if self._last_commit.recall() is None:
             raise UsageError(
-                "state.restore(): steps were taken since the last commit, which was not copied; make the state with "
-                "TorchState(…, copy_commits=True) to go back by hand. After a lost peer this is not needed"
+                "state.restore(): steps were taken since the last commit, which was not copied; create the state "
+                "with TorchState(…, copy_commits=True) to restore by hand. After a lost peer this is not needed"
             )
         self._went_back()
         if self._rng is RngMode.SAVED:
@@ -206,7 +206,7 @@ class ObjectState(State):
         if values.keys() != self.handlers.keys():
             raise CheckpointError(
                 f"the restore point holds {sorted(values)}, this program's state has {sorted(self.handlers)}: "
-                f"go on with the program the job was started with, or begin anew with `{spelled('run', '--fresh')}`"
+                f"continue with the program that started the job, or start over with `{spelled('run', '--fresh')}`"
             )
         for name, unlisted in contents["shared"].get("unlisted", {}).items():  # absent in points of SameBits 0.1
             self.handlers[name].load_unlisted(unlisted)

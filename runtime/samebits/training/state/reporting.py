@@ -60,7 +60,7 @@ class Reporter:
             what = f"the name {wrong[0]!r}" if wrong else f"{len(values)} values"
             raise UsageError(
                 f"state.report: {what}; expected at most {MOST_VALUES} values with printable names of at most "
-                f"{LONGEST_NAME} characters. Fix: report what a line can show"
+                f"{LONGEST_NAME} characters. Fix: report fewer values, or shorter names"
             )
         if total_steps is not None:
             if not isinstance(total_steps, int) or total_steps < 1:
@@ -97,7 +97,7 @@ class Reporter:
             if problem and policy == "recompute" and process.settings.enable_recovery:
                 self._odd[name] = Odd(step, title, number, problem)
                 self._asks_again = True
-                text = f"the {title} {problem}: everybody goes back to the last commit and computes it again"
+                text = f"the {title} {problem}: all ranks return to the last commit and compute it again"
                 self._say(process, rank, step, text, comes_again=True)
             elif problem:
                 text = f"the {title} {problem}"
@@ -119,7 +119,7 @@ class Reporter:
         asking = [rank for rank, one in enumerate(transfer.gather(int(asks), process.device)) if one]
         if asking:
             ranks = ", ".join(map(str, asking[:NAMED]))
-            raise GenerationEndedError(f"rank {ranks} has reported what training cannot have: this step is done again")
+            raise GenerationEndedError(f"rank {ranks} has reported an anomaly: this step is repeated")
 
     def _compare(self, process: Worker, rank: int, step: int, name: str, number: float, problem: str) -> bool:
         """Judge a recomputed value; return whether that settles this report.
@@ -157,7 +157,7 @@ class Reporter:
             numbers = {name: float(value) for name, value in values.items()}
         except (TypeError, ValueError, RuntimeError) as error:
             raise UsageError(
-                f"state.report: a value is no number ({error}). Fix: give numbers or tensors of one"
+                f"state.report: a value is not a number ({error}). Fix: pass numbers or one-element tensors"
             ) from None
         if not log_dir.is_dir():
             return  # started by hand: no launcher reads files

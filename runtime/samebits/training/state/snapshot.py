@@ -145,8 +145,8 @@ def _mapping_taken(value: Any, path: str, tensors: NamedTensors) -> Tree:
         tag["factory"] = factory = getattr(value.default_factory, "__name__", "")
         if value_trees.FACTORIES.get(factory) is not value.default_factory:
             raise CheckpointError(
-                f"{path}: a defaultdict whose values {value.default_factory!r} makes cannot be saved. Fix: let one of "
-                f"{', '.join(value_trees.FACTORIES)} make them"
+                f"{path}: a defaultdict with the factory {value.default_factory!r} cannot be saved. Fix: use one of "
+                f"{', '.join(value_trees.FACTORIES)}"
             )
     has_plain_keys = all(type(key) is int or (type(key) is str and _is_unicode(key)) for key in value)
     items: Any
@@ -409,7 +409,7 @@ def _tensor(
 ) -> torch.Tensor:
     name = tag[_TENSOR]
     if type(name) is not str or (name not in live and name not in parts):
-        raise CheckpointError(f"the point's state has a tensor {name!r}, and its data has none of that name")
+        raise CheckpointError(f"the point's state refers to a tensor {name!r} that its data lacks")
     found = live.get(name)
     is_live = found is not None
     tensor = _values_of(parts[name]) if found is None else found

@@ -50,7 +50,7 @@ class _Batch:
     def keep_digest(self, place: int, gradient: torch.Tensor) -> None:
         """Keep the digest of a parameter's complete local gradient."""
         if gradient.layout is not torch.strided:
-            raise ValueError("a gradient of it is sparse")
+            raise ValueError("one of its gradients is sparse")
         if place in self.digests:
             raise ValueError("several backward passes go through one forward pass")
         self.digests[place] = _digest(gradient)
@@ -237,7 +237,9 @@ def compute_again(module: nn.Module, packed: memoryview) -> Computed:
         _set_modes(module, modes)
         rng.restore(before)
     if any(found[place] is None for place in about["trained"]):
-        raise ValueError("a gradient came by another way, such as torch.utils.checkpoint with use_reentrant=True")
+        raise ValueError(
+            "a gradient was computed in another way, such as torch.utils.checkpoint with use_reentrant=True"
+        )
     return Computed(tuple(0 if one is None else _digest(one) for one in found))
 
 
@@ -272,7 +274,7 @@ def _given_out(outputs: Any, batch: _Batch) -> Any:
                 return value
             one = value.clone()
             if one.stride() != value.stride():
-                raise ValueError("an output of it is expanded or has gaps")
+                raise ValueError("one of its outputs is expanded or has gaps")
             one.register_hook(batch.hook(batch.keep_gradient, place))
             return one
         if isinstance(value, Mapping):
@@ -310,7 +312,7 @@ def _with_buffers(module: nn.Module, values: Mapping[str, torch.Tensor]) -> Iter
     names = {id(buffer): name for name, buffer in module.named_buffers()}
     own = [(one._buffers, dict(one._buffers)) for one in module.modules()]
     if set(names.values()) != set(values):
-        raise ValueError(f"its buffers are not those of the other rank: {sorted(set(names.values()) ^ set(values))}")
+        raise ValueError(f"its buffers differ from the other rank's: {sorted(set(names.values()) ^ set(values))}")
     try:
         for buffers, before in own:
             for name, buffer in before.items():

@@ -35,7 +35,7 @@ def pack(tree: Mapping[str, Any], about: Mapping[str, Any], most_bytes: int) -> 
     plain, tensors = snapshot.take_apart(tree, _ROOT)
     layouts = {name: [list(one.stride()), one.requires_grad] for name, one in tensors}
     if len(layouts) < len(tensors):
-        raise ValueError("two of them have one name")
+        raise ValueError("two tensors have the same name")
     size_bytes = sum(one.numel() * one.element_size() for _, one in tensors)
     if size_bytes > most_bytes:
         raise ValueError(f"{size_bytes} bytes, more than {most_bytes}")

@@ -231,7 +231,7 @@ class Step:
             loss: a scalar, the mean over the micro-batch.
         """
         if not self._is_open:
-            raise UsageError("step.backward() is called once for each micro-batch that the step gives")
+            raise UsageError("call step.backward() once for each micro-batch that the step yields")
         number, micro = self._next, self._batches.micro
         share = min(micro, self._size - number * micro) / self._size
         (loss * share).backward()
@@ -267,9 +267,7 @@ class Step:
 
     def _require_closed(self) -> None:
         if self._is_open:
-            raise UsageError(
-                "a micro-batch was passed over. Fix: call step.backward(loss) for each, without accumulating"
-            )
+            raise UsageError("a micro-batch was skipped. Fix: call step.backward(loss) for each, without accumulating")
 
     def _total(self) -> torch.Tensor:
         """Sum over the tree: each rank sums a shard of it from all ranks' subtrees, then shards are exchanged."""

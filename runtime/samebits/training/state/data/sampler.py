@@ -64,10 +64,9 @@ class ElasticSampler(Sampler[int]):
             caller = sys._getframe(1)
             where = f"{caller.f_code.co_filename}:{caller.f_lineno}"
             raise UsageError(
-                f"{where} calls sampler.set_epoch({epoch}), and the state's sampler is in epoch {self.epoch}: inside "
-                "samebits.elastic.run it stays there or goes to the next. Fix: "
-                "call it with an epoch that is kept in the state, and give a framework that counts epochs by itself "
-                "a loader whose sampler it does not move"
+                f"{where} calls sampler.set_epoch({epoch}), but the state's sampler is in epoch {self.epoch}: inside "
+                "samebits.elastic.run only that epoch or the next is allowed. Fix: pass an epoch that is kept in the "
+                "state; for a framework that counts epochs itself, use a loader whose sampler it does not move"
             )
         if epoch != self.epoch:
             self._warn_of_unrecorded_samples()
@@ -124,9 +123,9 @@ class ElasticSampler(Sampler[int]):
         is_at_end = self._given == len(self._share)
         if self._share and taken > self._given and not (is_at_end and taken - batch_size < self._given):
             raise UsageError(
-                f"{calling_place()}: record_batch({batch_idx}, {batch_size}) says that this rank has gone through "
-                f"{taken} samples of this iteration, and its loader has given {self._given}. Fix: batch_size is this "
-                "rank's, the loader's own, and batch_idx counts from 0 in every iteration, as enumerate(loader) does"
+                f"{calling_place()}: record_batch({batch_idx}, {batch_size}) records {taken} samples of this "
+                f"iteration, but this rank's loader has yielded only {self._given}. Fix: pass the loader's own "
+                "batch_size, and a batch_idx that counts from 0 in every iteration, as enumerate(loader) does"
             )
 
     def _record(self, taken: int, indices: Sequence[int]) -> None:
@@ -167,8 +166,8 @@ class ElasticSampler(Sampler[int]):
         """Warn when an epoch's end is iterated again: once is right after a recovery, twice means an endless loop."""
         if self._empty_epoch == self.epoch:
             log.warn(
-                f"epoch {self.epoch} has no samples left and is iterated again: call sampler.set_epoch() with the next "
-                "epoch after each"
+                f"epoch {self.epoch} has no samples left and is iterated again. Fix: call sampler.set_epoch() with "
+                "the next epoch after each one"
             )
         self._empty_epoch = self.epoch
 
@@ -178,8 +177,8 @@ class ElasticSampler(Sampler[int]):
         is_whole = bool(self._share) and self._given == len(self._share)
         if self.is_guarded and is_whole and self._taken > 0 and missing >= self._batch_size:
             log.warn(
-                f"{calling_place()}: of the {len(self._share)} samples that this rank was given in epoch {self.epoch} "
-                f"record_batch() was told of {self._taken}: after a loss {missing} samples of each rank come again. "
+                f"{calling_place()}: of the {len(self._share)} samples that this rank got in epoch {self.epoch}, "
+                f"record_batch() recorded {self._taken}: after a loss, {missing} samples of each rank are repeated. "
                 "Fix: sampler.record_batch(batch, batch_size) for every batch, with the loader's own batch_size"
             )
 
@@ -188,9 +187,9 @@ class ElasticSampler(Sampler[int]):
         if not self._is_told_of_early:
             self._is_told_of_early = True
             log.warn(
-                f"{calling_place()}: this batch is of an iteration that began before epoch {self.epoch} did: after a "
-                "loss the epoch has other batches. Fix: call sampler.set_epoch() before iter(loader), also where only "
-                "a first batch is looked at"
+                f"{calling_place()}: this batch is from an iteration that began before epoch {self.epoch}: after a "
+                "loss, the epoch has other batches. Fix: call sampler.set_epoch() before iter(loader), even to look at "
+                "a single batch"
             )
 
     def _order(self) -> list[int]:

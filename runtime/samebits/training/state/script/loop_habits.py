@@ -127,8 +127,8 @@ class LoopHabits:
         for given in _tensors([*args, *kwargs.values()]):
             if _is_among(given, self._at_commit) and not _is_among(given, self._used_before):
                 log.warn(
-                    f"{calling_place()}: this batch was taken before the last commit, for the step after it: a loss "
-                    "takes it along, and the step that is done again has another one. Fix: take each batch in the step "
+                    f"{calling_place()}: this batch was taken before the last commit, for the step after it: after a "
+                    "loss, the repeated step gets another batch. Fix: take each batch in the step "
                     "that uses it"
                 )
                 self._commits = _LOOKED_AT
@@ -144,8 +144,8 @@ class LoopHabits:
         if has_left and not _may_clear_gradients(frame):
             log.warn(
                 f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: no line of this script clears the gradients, "
-                "so each backward() adds to those of the steps before, which a commit does not keep: what follows a "
-                "loss has other bits. Fix: call optimizer.zero_grad() in each step, before backward()"
+                "so each backward() adds to earlier ones, which a commit does not include: results after a loss "
+                "differ. Fix: call optimizer.zero_grad() in each step, before backward()"
             )
 
     def _look_behind(self, state: object, frame: FrameType) -> None:
@@ -201,7 +201,7 @@ class LoopHabits:
         if name in self._counters:
             log.warn(
                 f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}: state.{name} is the loop's own variable, so "
-                "this commit says the number of the step that is done, and that one is taken again after a loss. Fix: "
+                "this commit saves the number of the step just done, and that step is repeated after a loss. Fix: "
                 f"loop with `while state.{name} < n:` and add 1 to state.{name} before state.commit()"
             )
 
@@ -248,8 +248,8 @@ class OutsideCounters:
             if value != first:
                 log.warn(
                     f"{Path(code.co_filename).name}:{code.co_firstlineno}: {name} was {first} when training began in "
-                    f"this process and is {value} as it begins anew: a variable outside the state does not go back. "
-                    f"Fix: make it the state's, TorchState(…, {name}={first})"
+                    f"this process and is {value} as it begins again: a variable outside the state is not restored. "
+                    f"Fix: move it into the state, TorchState(…, {name}={first})"
                 )
                 self._first[name] = value
 
