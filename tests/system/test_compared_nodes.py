@@ -71,7 +71,7 @@ def test_a_node_that_dies_or_is_stopped_meanwhile_keeps_nobody_waiting_and_is_na
     new_job: Callable[..., Job], end: str
 ) -> None:
     job = started(new_job, 4, {2: end}, WAIT_S="4")
-    job.wait_for("scheduler", "pre-flight: .*these slots said nothing in time and were not compared: 2")
+    job.wait_for("scheduler", "pre-flight: .*these slots did not report in time and were not compared: 2")
     job.start_worker(4)  # only now: one that takes the seat meanwhile is compared in place of worker 2
     job.wait_for("scheduler", "spare 4 .* takes slot 2 of worker 2")
     if end == "stops":

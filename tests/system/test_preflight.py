@@ -32,5 +32,5 @@ def test_a_node_with_a_sick_device_is_named_and_not_admitted(new_job: Callable[.
     assert job.matches(1, "the pre-flight of 1 found what must not be: Ascend 5: its health is Alarm")
     job.start_worker(1)
     job.wait_finished()
-    assert job.matches(0, r"pre-flight, .* s: cpu computes: .*4 of 4 products right")
+    assert job.matches(0, r"pre-flight, .* s: cpu computes: .*4 of 4 products correct")
     assert job.seatings(1) == 1

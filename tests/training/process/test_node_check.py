@@ -158,7 +158,7 @@ def test_who_comes_when_the_keys_are_deleted_already_has_the_verdict_all_the_sam
         late.set()
         assert last.result(30.0).left == ""
     assert desk.names() == {"last"}
-    assert told == ["pre-flight: the nodes of these slots said nothing in time and were not compared: 3"]
+    assert told == ["pre-flight: the nodes of these slots did not report in time and were not compared: 3"]
 
 
 def test_who_is_named_leaves_and_is_refused_again_on_that_machine_only(
@@ -199,7 +199,7 @@ def test_who_never_meets_is_named_to_nobody_and_said(compare: Compare, monkeypat
     desk = Desk()
     with ThreadPoolExecutor(2) as threads:
         told = [text for node in threads.map(lambda slot: compare(desk, slot, 2), range(2)) for text in node.told]
-    assert told == ["pre-flight: the nodes of these slots met nobody in time to add up with: 0, 1"]
+    assert told == ["pre-flight: the nodes of these slots found no partner for a sum in time: 0, 1"]
 
 
 def test_where_the_scheduler_dies_nobody_is_named_for_what_is_lost_with_it(
@@ -285,8 +285,8 @@ def test_the_verdict_of_the_largest_world_fits_into_a_value(compare: Compare, mo
     few = node_check.Judge(reports, slots, shares_all=True).plan()
     assert few.is_last and few.bad == {}
     silent, unmet = few.said
-    assert "said nothing in time and were not compared: 1, 2, 3," in silent and silent.endswith("31, 32 and 4063 more")
-    assert unmet == "the nodes of these slots met nobody in time to add up with: 0"
+    assert "did not report in time and were not compared: 1, 2, 3," in silent and silent.endswith("31, 32 and 4063 more")
+    assert unmet == "the nodes of these slots found no partner for a sum in time: 0"
     node_check._packed(few)
 
 
@@ -336,7 +336,7 @@ def test_who_says_nonsense_of_itself_is_not_compared_and_the_others_are(
         nodes = list(threads.map(lambda slot: is_named(compare, desk, slot), range(3)))
     assert nodes == [False, False, True]
     last = msgspec.msgpack.decode(desk.store.keys[b"samebits/preflight/last"].value)
-    assert last["said"] == ["the nodes of these slots said nothing in time and were not compared: 3"]
+    assert last["said"] == ["the nodes of these slots did not report in time and were not compared: 3"]
 
 
 def test_plans_that_never_end_are_given_up(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:

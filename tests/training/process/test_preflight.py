@@ -31,8 +31,8 @@ def test_a_well_host_says_what_it_can_and_leaves_nothing_behind(
 ) -> None:
     with caplog.at_level(logging.INFO):
         preflight.require(settings, CPU)
-    assert "4 of 4 products right" in caplog.text and "MB/s are durable in" in caplog.text
-    assert "cpu memory: 64 MiB keep what is written" in caplog.text and "NVIDIA 0: H100, 41 °C" in caplog.text
+    assert "4 of 4 products correct" in caplog.text and "MB/s are durable in" in caplog.text
+    assert "cpu memory: 64 MiB hold what is written" in caplog.text and "NVIDIA 0: H100, 41 °C" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 
@@ -61,7 +61,7 @@ def test_memory_that_forgets_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return out
 
     monkeypatch.setattr(torch, "bitwise_xor", forgets)
-    assert preflight.memory(CPU).problem == "6 words were not what was written"
+    assert preflight.memory(CPU).problem == "6 words differ from what was written"
 
 
 def test_a_sick_device_is_named_with_a_disk_that_cannot_be_written(
@@ -81,7 +81,7 @@ def test_a_sick_device_is_named_with_a_disk_that_cannot_be_written(
 def test_a_disk_that_gives_back_something_else_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = preflight.os.read
     monkeypatch.setattr(preflight.os, "read", lambda descriptor, size: bytes([1, *read(descriptor, size)[1:]]))
-    with pytest.raises(StoreError, match=r"what was written is not what is read\. Fix: "):
+    with pytest.raises(StoreError, match=r"the data read differs from the data written\. Fix: "):
         preflight.write_and_read(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

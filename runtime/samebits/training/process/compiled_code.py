@@ -103,14 +103,14 @@ def keep_compiled_code(settings: Settings, device: torch.device, *, prunes: bool
     if settings.op_compile == _CACHE:
         config.keep_operators_in(folder / "ascend")
     if prunes and (removed := prune(root, time.time())):
-        log.say(f"{root}: removed {removed / 2**20:.0f} MiB of compiled code that was not used for longest")
+        log.say(f"{root}: removed {removed / 2**20:.0f} MiB of the least recently used compiled code")
 
 
 def _choose_operators(op_compile: str, device: torch.device) -> None:
     """Set the mode with torch_npu's ``set_compile_mode``; CANN reads its cache's location on first use of the
     device."""
     if device.type != "npu":
-        log.warn(f"OP_COMPILE={op_compile} is Ascend's alone; this process trains on {device.type}. Fix: unset it")
+        log.warn(f"OP_COMPILE={op_compile} applies only to Ascend; this process trains on {device.type}. Fix: unset it")
         return
     torch.get_device_module(device).set_compile_mode(jit_compile=op_compile == _CACHE)
 

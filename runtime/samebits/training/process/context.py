@@ -245,7 +245,7 @@ def _refuse_in_a_child() -> None:
 
 IN_A_CHILD = (
     "samebits.init() was called in {kind}, a DataLoader's worker for example, and not in the worker itself (pid "
-    "{worker}): it would take that worker's seat a second time. Fix: put all that the script does into a function, and "
+    "{worker}): it would take that worker's seat a second time. Fix: put the script's code into a function, and "
     'call that under `if __name__ == "__main__":`'
 )
 
@@ -382,8 +382,8 @@ def get_rank() -> int:
         return process.admitted.world_size
     if process.admitted.slot is None:
         raise UsageError(
-            f"{calling_place()}: samebits.get_rank() in a spare, which has no rank yet: ask inside the function that "
-            "elastic.run calls, or ask samebits.is_spare() first"
+            f"{calling_place()}: samebits.get_rank() in a spare, which has no rank yet. Fix: call it inside the "
+            "function that elastic.run calls, or check samebits.is_spare() first"
         )
     return process.admitted.slot
 
@@ -551,4 +551,4 @@ class _Ending:
         self._is_status_known = False
         self._status = 1 if self.recovers and not self.is_through else 0
         when = "after" if self.is_through else "before"
-        return f"its program ended with a SystemExit {when} training was through; sys.exit() would tell the status"
+        return f"its program ended with a SystemExit {when} training had finished; sys.exit() would report the status"

@@ -42,10 +42,12 @@ def report(**figures: Any) -> None:
         try:
             value = float(given)
         except (TypeError, ValueError, RuntimeError, OverflowError) as error:
-            raise UsageError(f"samebits.report({name}=…): it is no number ({error}). Fix: give one number") from None
+            raise UsageError(f"samebits.report({name}=…): it is not a number ({error}). Fix: pass one number") from None
         if not math.isfinite(value):
             raise UsageError(f"samebits.report({name}={value}): expected a finite number. Fix: leave it out")
         known[name] = Figure(name, value)
     if len(known) > MOST:
-        raise UsageError(f"samebits.report: {len(known)} names, at most {MOST}. Fix: report what decides the size")
+        raise UsageError(
+            f"samebits.report: {len(known)} names, at most {MOST}. Fix: report only what the job is sized by"
+        )
     agent.figures = tuple(known.values())

@@ -73,7 +73,7 @@ def add(key: str, amount: int = 1, *, durable: bool = False, timeout_s: float | 
         KeyValueError: the key's value is not an integer, or the sum exceeds 64 bits; else as :func:`put`.
     """
     if not isinstance(amount, int) or not -(2**63) <= amount < 2**63:
-        raise UsageError(f"samebits.kv.add({key!r}, {amount!r}): the amount is to be a whole number of 64 bits")
+        raise UsageError(f"samebits.kv.add({key!r}, {amount!r}): the amount must be a 64-bit integer")
     answer = _call("add", KeyAsk(KeyOp.ADD, _key("add", key), amount=int(amount), is_durable=durable), timeout_s)
     total: int = _value(key, answer)
     return total
@@ -122,8 +122,8 @@ def _key(name: str, key: str) -> bytes:
     packed = key.encode(errors="surrogatepass") if isinstance(key, str) else b""
     if not 0 < len(packed) <= MAX_KEY_BYTES:
         raise UsageError(
-            f"samebits.kv.{name}({str(key)[:80]!r}…): a key is a text of 1 to {MAX_KEY_BYTES} bytes, this has "
-            f"{len(packed)}. Fix: name it shorter"
+            f"samebits.kv.{name}({str(key)[:80]!r}…): a key has 1 to {MAX_KEY_BYTES} bytes, this one "
+            f"{len(packed)}. Fix: use another key"
         )
     return packed
 
@@ -145,7 +145,7 @@ def _packed(name: str, value: Scalar) -> bytes:
     try:
         packed = msgspec.msgpack.encode(value)
     except (msgspec.MsgspecError, OverflowError, UnicodeError) as error:
-        raise UsageError(f"samebits.kv.{name}: a value that msgpack has no place for ({error})") from None
+        raise UsageError(f"samebits.kv.{name}: msgpack cannot encode the value ({error})") from None
     if len(packed) > MAX_VALUE_BYTES:
         raise UsageError(
             f"samebits.kv.{name}: a value of {len(packed)} bytes, at most {MAX_VALUE_BYTES} are kept. Fix: write it to "
@@ -159,5 +159,5 @@ def _value(key: str, answer: KeyAnswer) -> Any:
         return msgspec.msgpack.decode(answer.value)
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise KeyValueError(
-            f"samebits.kv: the value of key {key!r} is no msgpack ({error}). Fix: put it again"
+            f"samebits.kv: the value of key {key!r} is not msgpack ({error}). Fix: put it again"
         ) from None

@@ -103,7 +103,7 @@ def join_plain_group(agent: Agent, settings: Settings) -> GenerationStarted:
     """Wait for all workers, and set RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT."""
     generation = agent.enter(Holdings((), own_parts=False, numerics=()))
     if not isinstance(generation, GenerationStarted):
-        raise UsageError("this job's training is finished; with ENABLE_RECOVERY=0 there is nothing to go back to")
+        raise UsageError("this job's training has finished; with ENABLE_RECOVERY=0 there is nothing to resume")
     address = _host_store(settings, generation.world_size) if generation.rank == 0 else ""
     agent.publish(generation.generation, address.encode())
     host, _, port = bytes(agent.address_map(generation.generation)[0]).decode().rpartition(":")

@@ -125,9 +125,9 @@ class Judge:
         unmet = sorted(figures.keys() - self._gone - summed)
         said = list(found.said[: MOST_SAID - 2])
         if silent:
-            said.append(f"the nodes of these slots said nothing in time and were not compared: {_named(silent)}")
+            said.append(f"the nodes of these slots did not report in time and were not compared: {_named(silent)}")
         if unmet:
-            said.append(f"the nodes of these slots met nobody in time to add up with: {_named(unmet)}")
+            said.append(f"the nodes of these slots found no partner for a sum in time: {_named(unmet)}")
         return Plan(
             is_last=True,
             bad={slot: self._alone[slot].machine for slot in bad},
@@ -195,14 +195,16 @@ def compare(settings: Settings, agent: Agent, admitted: Admitted, device: torch.
     if slot is None or admitted.world_size < 2:
         return
     if admitted.world_size > MOST_NODES:
-        log.say(f"pre-flight: of more than {MOST_NODES} nodes each checks itself only")
+        log.say(f"pre-flight: with more than {MOST_NODES} nodes, each checks only itself")
         return
     check = _Check(settings, agent, slot, admitted.world_size, device)
     try:
         last = check.verdict()
         if last is None and admitted.generation == 0 and admitted.slot is not None:
             if admitted.incarnation > 1:
-                log.say("pre-flight: this node is not compared with the others: it was started again before they were")
+                log.say(
+                    "pre-flight: this node was not compared with the others: it was restarted before the comparison"
+                )
                 return
             agent.wait_for_round()
             last = check.run(figures)
@@ -210,8 +212,10 @@ def compare(settings: Settings, agent: Agent, admitted: Admitted, device: torch.
         log.warn(f"the nodes were not compared before the start: {error}")
         return
     if last is not None and last.bad.get(slot) == machine_id():
-        why = last.why.get(slot, f"it is slow or wrong, as {len(last.bad)} nodes are")[:MOST_CHARS]
-        agent.leave(on_purpose=False, text=f"the pre-flight names it: {why}. {_FIX}", status=PreflightError.exit_code)
+        why = last.why.get(slot, f"it is slow or wrong, one of {len(last.bad)} such nodes")[:MOST_CHARS]
+        agent.leave(
+            on_purpose=False, text=f"the pre-flight rejected it: {why}. {_FIX}", status=PreflightError.exit_code
+        )
         raise PreflightError(f"the pre-flight compared {agent.node} with the other nodes: {why}. {_FIX}")
 
 
@@ -306,7 +310,8 @@ class _Check:
             group.form()
             return added_up(self._device, pair.index(self._slot))
         except (CommunicationError, KeyValueTimeoutError, RuntimeError) as error:
-            log.warn(f"pre-flight: no sum of slots {pair[0]} and {pair[1]}: {(str(error).splitlines() or [''])[0]}")
+            why = (str(error).splitlines() or [""])[0]
+            log.warn(f"pre-flight: slots {pair[0]} and {pair[1]} could not compute a sum: {why}")
             return Sum(0.0, SILENT if meeting.is_over else UNMET)
         finally:
             group.drop()
@@ -359,13 +364,13 @@ class _Check:
             self._written.add(name)
         answer = self._call(ask, WAIT_S)
         if answer.outcome is KeyOutcome.REFUSED:
-            raise KeyValueError(f"the scheduler keeps no key of it: {answer.text}")
+            raise KeyValueError(f"the scheduler refused a key: {answer.text}")
         return answer
 
     def _plan(self, name: str, answer: KeyAnswer) -> Plan:
         plan = _decoded(name, answer, Plan)
         if not plan.is_sound(self._world_size):
-            raise KeyValueError(f"what another node wrote under {name} is about nodes that are not there")
+            raise KeyValueError(f"what another node wrote under {name} names nodes that do not exist")
         return plan
 
     def _delete_keys(self) -> None:
@@ -427,7 +432,7 @@ def _key(name: str) -> bytes:
 def _packed(value: Plan | Report | bytes) -> bytes:
     packed = msgspec.msgpack.encode(value)
     if len(packed) > MAX_VALUE_BYTES:
-        raise KeyValueError(f"what is to be said of the nodes has {len(packed)} bytes, at most {MAX_VALUE_BYTES}")
+        raise KeyValueError(f"the report on the nodes has {len(packed)} bytes, at most {MAX_VALUE_BYTES}")
     return packed
 
 

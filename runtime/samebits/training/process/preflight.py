@@ -53,7 +53,7 @@ def write_and_read(folder: Path) -> float:
         os.close(descriptor)
         path.unlink(missing_ok=True)
     if not same:
-        raise StoreError(f"{folder}: what was written is not what is read. Fix: check this disk, or use another")
+        raise StoreError(f"{folder}: the data read differs from the data written. Fix: check this disk, or use another")
     return SIZE / 1e6 / max(took_s, 1e-9)
 
 
@@ -128,7 +128,9 @@ def products(device: torch.device) -> Look:
         product = (there[0] @ there[1]).cpu()
         fastest_s = min(fastest_s, time.monotonic() - began_s)
         wrong += not torch.equal(product.to(torch.int64) @ vector, expected)
-    found = f"{2 * MATRIX**3 / fastest_s / 1e9:.0f} GFLOP/s in float32, {PRODUCTS - wrong} of {PRODUCTS} products right"
+    found = (
+        f"{2 * MATRIX**3 / fastest_s / 1e9:.0f} GFLOP/s in float32, {PRODUCTS - wrong} of {PRODUCTS} products correct"
+    )
     problem = f"{wrong} of {PRODUCTS} products were wrong" if wrong else ""
     return Look(f"{device} computes", found, problem, fastest_s)
 
@@ -138,7 +140,9 @@ def memory(device: torch.device) -> Look:
     try:
         words = torch.empty(MEMORY_BYTES // 8, dtype=torch.int64, device=device)
     except (RuntimeError, MemoryError) as error:
-        return Look(f"{device} memory", f"{MEMORY_BYTES >> 20} MiB", f"cannot be had ({str(error).splitlines()[0]})")
+        return Look(
+            f"{device} memory", f"{MEMORY_BYTES >> 20} MiB", f"cannot be allocated ({str(error).splitlines()[0]})"
+        )
     places = torch.arange(words.numel(), dtype=torch.int64, device=device)
     wrong, fastest_s = 0, math.inf
     for pattern in PATTERNS:
@@ -146,8 +150,8 @@ def memory(device: torch.device) -> Look:
         torch.bitwise_xor(places, pattern, out=words)
         wrong += int((words.bitwise_xor_(pattern) != places).sum())
         fastest_s = min(fastest_s, time.monotonic() - began_s)
-    found = f"{MEMORY_BYTES >> 20} MiB keep what is written"
-    return Look(f"{device} memory", found, f"{wrong} words were not what was written" if wrong else "", fastest_s)
+    found = f"{MEMORY_BYTES >> 20} MiB hold what is written"
+    return Look(f"{device} memory", found, f"{wrong} words differ from what was written" if wrong else "", fastest_s)
 
 
 def figures(found: Iterable[Look]) -> Figures:
@@ -168,7 +172,7 @@ def require(settings: Settings, device: torch.device) -> Figures:
     if wrong:
         node = settings.node_id or "this worker"
         raise PreflightError(
-            f"the pre-flight of {node} found what must not be: {'; '.join(wrong)}. Fix: start it on another host, or "
+            f"the pre-flight of {node} failed: {'; '.join(wrong)}. Fix: start it on another host, or "
             "without PREFLIGHT=1"
         )
     told = "; ".join(f"{one.what}: {one.found}" for one in found)

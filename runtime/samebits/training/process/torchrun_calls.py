@@ -76,8 +76,8 @@ class TorchrunCalls:
                 return original(group)
             if which == 0 and self._is_spare():
                 self._say(
-                    f"the rank is asked for in a spare, which has none yet: {seat[0]}, a number that is nobody's, is "
-                    "the answer. Fix: ask for it inside the function that elastic.run calls",
+                    f"the rank was requested in a spare, which has none yet; returned {seat[0]}, which is no "
+                    "worker's rank. Fix: get it inside the function that elastic.run calls",
                     warns=True,
                 )
             return seat[which]

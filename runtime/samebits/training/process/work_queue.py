@@ -49,8 +49,8 @@ class WorkQueue:
         packed = name.encode(errors="surrogatepass") if isinstance(name, str) else b""
         if not 0 < len(packed) <= MOST_NAME_BYTES:
             raise UsageError(
-                f"samebits.WorkQueue({str(name)[:80]!r}): a name is a text of 1 to {MOST_NAME_BYTES} bytes. Fix: name "
-                "it shorter"
+                f"samebits.WorkQueue({str(name)[:80]!r}): a name has 1 to {MOST_NAME_BYTES} bytes. Fix: use another "
+                "name"
             )
         self._key = f"work/{name}"
         self._items: dict[bytes, list[Any]] = {}  # of the puts used most recently
@@ -96,7 +96,7 @@ class WorkQueue:
         wider = work_queue.put(state, digest, count)
         if wider is None:
             raise KeyValueError(
-                f"samebits.WorkQueue: {MAX_PUTS} puts are not done with, the most there may be. Fix: put more items at "
+                f"samebits.WorkQueue: {MAX_PUTS} puts are unfinished, the maximum. Fix: put more items at "
                 "once, or fewer at a time"
             )
         if not items.version and not self._set(self._of_items(digest), part, 0):
@@ -136,7 +136,7 @@ class WorkQueue:
             if found is None:
                 raise KeyValueError(
                     "samebits.WorkQueue: too many steps have taken items since the last checkpoint that every rank's "
-                    "disk holds. Fix: save oftener (CheckpointConfig), or take several items at once"
+                    "disk holds. Fix: save more often (CheckpointConfig), or take several items at once"
                 )
             return found[0], (state, found[1])
 
@@ -175,7 +175,7 @@ class WorkQueue:
         found = key_value.read(self._key)
         if found.version < self._version:
             raise KeyValueError(
-                f"samebits.WorkQueue: key {self._key!r}, which holds the queue, is gone: somebody has deleted it, or "
+                f"samebits.WorkQueue: key {self._key!r}, which holds the queue, is gone: it was deleted, or "
                 "the scheduler's RECOVERY_PATH was lost. Fix: keep RECOVERY_PATH on a disk that outlives its host"
             )
         self._version = found.version
@@ -185,7 +185,8 @@ class WorkQueue:
             return work_queue.SCHEMA.unpack(found.value), found.version
         except (ProtocolError, TypeError) as error:
             raise KeyValueError(
-                f"samebits.WorkQueue: key {self._key!r} holds no queue ({error}). Fix: give the queue another name"
+                f"samebits.WorkQueue: key {self._key!r} does not hold a queue ({error}). Fix: give the queue another "
+                "name"
             ) from None
 
     @staticmethod
@@ -220,7 +221,7 @@ def _parts(items: Iterable[Any]) -> Iterator[bytes]:
             msgspec.msgpack.decode(packed)  # otherwise decoding would fail on every rank that takes it
         except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError, RecursionError) as error:
             raise UsageError(
-                f"samebits.WorkQueue.put: an item that msgpack has no place for ({error}). Fix: put bytes, texts, "
+                f"samebits.WorkQueue.put: msgpack cannot encode an item ({error}). Fix: put bytes, texts, "
                 "numbers, and lists and maps of them"
             ) from None
         if len(packed) > MOST_ITEMS_BYTES:
