@@ -141,9 +141,9 @@ def _told_of_a_complete_epoch(state: State) -> Iterator[None]:
         if epoch is None or state.completed_steps != began_at:
             raise
         raise UsageError(
-            f"{place_of(error)}: {type(error).__name__}: {error}. Training went on here after the last batch of epoch "
-            f"{epoch}, so the loop over the loader had no batch left, and what it sets is not there. Fix: set that "
-            "before the loop, or keep it in the state; the corrected script goes on at this step"
+            f"{place_of(error)}: {type(error).__name__}: {error}. Training resumed here after the last batch of epoch "
+            f"{epoch}, so the loop over the loader had no batch left, and what it sets is missing. Fix: set it before "
+            "the loop, or keep it in the state; the corrected script resumes at this step"
         ) from error
 
 

@@ -21,8 +21,8 @@ def not_tried(version: str) -> str:
     if oldest <= _series(version) <= newest:
         return ""
     return (
-        f"torch {version} was not tried: {_dotted(oldest)} to {_dotted(newest)} were. Fix: install one of those, or "
-        f"see in a checkout what `python -m tests.torch_versions {version.partition('+')[0]}` says of it"
+        f"torch {version} was not tested: {_dotted(oldest)} to {_dotted(newest)} were. Fix: install one of those, or "
+        f"test it in a checkout with `python -m tests.torch_versions {version.partition('+')[0]}`"
     )
 
 

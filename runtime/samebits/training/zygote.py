@@ -64,7 +64,9 @@ def serve(link: socket.socket) -> Order | None:
         order, log = received
         shadowed = shadows(order)
         if shadowed:
-            fork_orders.send_answer(link, Answer(0, f"{shadowed} in the script's folder is another module than here"))
+            fork_orders.send_answer(
+                link, Answer(0, f"{shadowed} in the script's folder shadows a module that is imported here")
+            )
         else:
             pid = fork(order, log, link)
             if pid is None:

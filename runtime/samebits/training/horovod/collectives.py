@@ -154,7 +154,7 @@ def _refuse_gradient(call: str, function: str, tensor: torch.Tensor) -> None:
     if tensor.requires_grad and torch.is_grad_enabled():
         raise UsageError(
             f"hvd.{call} gives no gradient, and this tensor requires one: call it on tensor.detach() or under "
-            "torch.no_grad(), or, where a loss depends on what it returns, use "
+            "torch.no_grad(), or, if a loss depends on its result, use "
             f"torch.distributed.nn.functional.{function}"
         )
 
@@ -195,9 +195,7 @@ def pack(obj: Any, call: str) -> memoryview:
         named = [(one.name, one.dtype, one.shape, bytes(one.data)) for one in parts]
         return memoryview(bytearray(plain.encode({"tree": tree, "parts": named})))
     except CheckpointError as error:
-        raise UsageError(
-            f"{call} sends plain values and tensors, nothing that would have to be pickled: {error}"
-        ) from None
+        raise UsageError(f"{call} sends only plain values and tensors, and never pickles: {error}") from None
 
 
 def unpack(packed: memoryview) -> Any:

@@ -61,8 +61,8 @@ class _Averages:
     def before_step(self, _: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if len(args) > 1 or kwargs.get("closure") is not None:
             raise UsageError(
-                "hvd.DistributedOptimizer.step(closure): its gradients come inside the step, after they were averaged; "
-                "compute them before and call step() without arguments"
+                "hvd.DistributedOptimizer.step(closure): a closure computes gradients inside the step, after they "
+                "were averaged; compute them before and call step() without arguments"
             )
         if not self.is_skipped:
             self.run()

@@ -26,7 +26,9 @@ def broadcast_parameters(params: Mapping[str, Any] | Iterable[tuple[str, Any]], 
     items = params.items() if isinstance(params, Mapping) else list(params)
     wrong = [name for name, one in items if one is not None and not isinstance(one, torch.Tensor)]
     if wrong:
-        raise UsageError(f"hvd.broadcast_parameters: {', '.join(wrong)} is no tensor; use hvd.broadcast_object for it")
+        raise UsageError(
+            f"hvd.broadcast_parameters: {', '.join(wrong)} is not a tensor; use hvd.broadcast_object for it"
+        )
     if not world.has_group():
         return
     for _, tensor in sorted(items, key=lambda item: item[0]):

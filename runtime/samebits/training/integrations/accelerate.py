@@ -53,7 +53,7 @@ class Accelerator(accelerate.Accelerator):
             raise UsageError(
                 f"Accelerator(): distributed_type is {self.distributed_type.value}; expected one of "
                 f"{', '.join(sorted(one.value for one in _CARRIED))}. Fix: leave the plugins of DeepSpeed, FSDP and "
-                "Megatron-LM out, and say that the CPU is meant where there is no accelerator (cpu=True, use_cpu=True)"
+                "Megatron-LM out, and without an accelerator pass cpu=True or use_cpu=True"
             )
 
     def prepare_data_loader(self, data_loader: Any, device_placement: bool | None = None, **kwargs: Any) -> Any:
@@ -86,9 +86,9 @@ class Accelerator(accelerate.Accelerator):
         samplers = [one.elastic_sampler for one in self._dataloaders if isinstance(one, TrainingLoader)]
         if not samplers:
             raise UsageError(
-                "Accelerator.elastic_state(): no loader was prepared whose position could be kept. Fix: prepare a "
-                "DataLoader with shuffle=True or with sampler=samebits.ElasticSampler(data, shuffle=False), or make "
-                "the state by yourself with samebits.elastic.TorchState"
+                "Accelerator.elastic_state(): no loader with a position that can be saved was prepared. Fix: prepare a "
+                "DataLoader with shuffle=True or with sampler=samebits.ElasticSampler(data, shuffle=False), or create "
+                "the state yourself with samebits.elastic.TorchState"
             )
         found = {
             **numbered("model", self._models),

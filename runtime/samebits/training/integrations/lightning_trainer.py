@@ -69,7 +69,7 @@ class Trainer(LightningTrainer):
         super().__init__(strategy=strategy, **kwargs)
         if self.reload_dataloaders_every_n_epochs:
             raise _not_carried(
-                "reload_dataloaders_every_n_epochs", "let the data set choose its samples by the sampler's epoch"
+                "reload_dataloaders_every_n_epochs", "let the dataset choose its samples by the sampler's epoch"
             )
         self.fit_loop.__class__ = _Epochs  # the attributes are the same
         self.fit_loop.epoch_loop.__class__ = _Batches
@@ -85,7 +85,7 @@ class Trainer(LightningTrainer):
             UsageError: ``ckpt_path`` is given, or no training loader has a position that can be saved.
         """
         if ckpt_path is not None:
-            raise _not_carried("fit(ckpt_path=…)", "leave it out: a job goes on by itself")
+            raise _not_carried("fit(ckpt_path=…)", "leave it out: a job resumes by itself")
         super().fit(*args, **kwargs)
 
     def _prepare_dataloader(self, dataloader: Any, shuffle: bool, mode: RunningStage) -> Any:
@@ -97,7 +97,7 @@ class Trainer(LightningTrainer):
         if not is_for_training(dataloader):
             raise _not_carried(
                 f"a training loader with a {type(getattr(dataloader, 'sampler', dataloader)).__name__}, which has no "
-                "position that could be kept,",
+                "position that can be saved,",
                 "give a DataLoader with shuffle=True or with sampler=samebits.ElasticSampler(data, shuffle=False)",
             )
         loader = _EpochLoader(dataloader)
@@ -315,4 +315,4 @@ def _has_generation() -> bool:
 
 
 def _not_carried(what: str, fix: str) -> UsageError:
-    return UsageError(f"samebits.integrations.lightning.Trainer: {what} cannot be carried through. Fix: {fix}")
+    return UsageError(f"samebits.integrations.lightning.Trainer: {what} is not supported. Fix: {fix}")

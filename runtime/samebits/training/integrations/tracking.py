@@ -61,7 +61,7 @@ class TensorBoardCurves:
 
         start = Event(step=step + 1, session_log=SessionLog(status=SessionLog.START))
         self._writer.file_writer.add_event(start)
-        self._writer.add_text(RECOVERY, f"goes on from step {step}", step + 1)
+        self._writer.add_text(RECOVERY, f"resumes from step {step}", step + 1)
         self._writer.flush()
         self._recoveries += 1
 

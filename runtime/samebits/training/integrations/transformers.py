@@ -135,16 +135,14 @@ class Trainer(transformers.Trainer):
     def _require_carried(self, resume_from_checkpoint: str | None, trial: Any) -> None:
         args = self.args
         for found, fix in (
-            (resume_from_checkpoint and "train(resume_from_checkpoint=…)", "leave it out: a job goes on by itself"),
+            (resume_from_checkpoint and "train(resume_from_checkpoint=…)", "leave it out: a job resumes by itself"),
             (trial and "hyperparameter_search()", "search with one job for each trial"),
             (args.load_best_model_at_end and "load_best_model_at_end=True", "load the best model after train()"),
             (args.auto_find_batch_size and "auto_find_batch_size=True", "set per_device_train_batch_size"),
             (args.max_steps == 0 and "max_steps=0", "give a number of steps"),
         ):
             if found:
-                raise UsageError(
-                    f"samebits.integrations.transformers.Trainer: {found} cannot be carried through. Fix: {fix}"
-                )
+                raise UsageError(f"samebits.integrations.transformers.Trainer: {found} is not supported. Fix: {fix}")
 
 
 class _Progress:
