@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from samebits.core.reports import Phase, Progress
 from samebits.training.run import main_thread_probe
-from samebits.training.run.main_thread_probe import Whereabouts, expect_pause, phase_of, place_of
+from samebits.training.run.main_thread_probe import MainThreadProbe, expect_pause, phase_of, place_of
 
 HERE = str(Path(__file__).relative_to(Path.cwd())) if Path(__file__).is_relative_to(Path.cwd()) else Path(__file__).name
 
@@ -127,14 +127,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def look(clock: list[float], after_s: float, seen: Whereabouts) -> Progress | None:
+def look(clock: list[float], after_s: float, seen: MainThreadProbe) -> Progress | None:
     clock[0] += after_s
     return seen.look()
 
 
 def test_who_comes_on_says_nothing_and_who_stands_still_says_where(clock: list[float]) -> None:
     step = [0]
-    seen = Whereabouts(lambda: step[0], lambda: 7)
+    seen = MainThreadProbe(lambda: step[0], lambda: 7)
     assert look(clock, 1.9, seen) is None
     still = look(clock, 0.2, seen)
     assert still is not None and still.place.startswith(HERE)
@@ -145,7 +145,7 @@ def test_who_comes_on_says_nothing_and_who_stands_still_says_where(clock: list[f
 
 def test_what_took_long_is_remembered_and_the_first_steps_are_not(clock: list[float]) -> None:
     step = [0]
-    seen = Whereabouts(lambda: step[0], lambda: 7)
+    seen = MainThreadProbe(lambda: step[0], lambda: 7)
     for took_s in (100.0, 50.0, 4.0, 3.0):
         step[0] += 1
         look(clock, took_s, seen)
@@ -157,7 +157,7 @@ def test_what_took_long_is_remembered_and_the_first_steps_are_not(clock: list[fl
 def test_steps_are_counted_and_not_looks(clock: list[float]) -> None:
     """A job that made many quick steps between two looks is past its first ones."""
     step = [3]
-    seen = Whereabouts(lambda: step[0], lambda: 7)
+    seen = MainThreadProbe(lambda: step[0], lambda: 7)
     step[0] = 20
     assert look(clock, 0.5, seen) is None
     still = look(clock, 3.0, seen)
@@ -165,12 +165,12 @@ def test_steps_are_counted_and_not_looks(clock: list[float]) -> None:
 
 
 def test_with_a_short_step_timeout_it_is_told_in_time(clock: list[float]) -> None:
-    seen = Whereabouts(lambda: 1, lambda: 7, 1.0)
+    seen = MainThreadProbe(lambda: 1, lambda: 7, 1.0)
     assert look(clock, 0.6, seen) is not None
 
 
 def test_an_expected_pause_is_no_standstill(clock: list[float]) -> None:
-    seen = Whereabouts(lambda: 1, lambda: 1)
+    seen = MainThreadProbe(lambda: 1, lambda: 1)
     expect_pause(60)
     assert look(clock, 59.0, seen) is None
     assert look(clock, 1.5, seen) is None, "it begins behind the pause"

@@ -43,7 +43,7 @@ from samebits.training.process.sigterm import Stage
 from samebits.training.run import huge_pages, watchdog
 from samebits.training.run.audits import Audits
 from samebits.training.run.interpreter_tuning import InterpreterTuning
-from samebits.training.run.main_thread_probe import Whereabouts
+from samebits.training.run.main_thread_probe import MainThreadProbe
 from samebits.training.run.retaken_steps import Ranks, RetakenSteps
 from samebits.training.run.step_times import StepTimes
 from samebits.training.run.warm_up import warm_up
@@ -278,7 +278,7 @@ class ElasticRun:
         if self._replay is not None:
             self._replay.follow(False)
         self._uncommitted = 0
-        self._agent.observe = self._whereabouts(formed)
+        self._agent.observe = self._probe_of(formed)
         self._step_times.begin(state.completed_steps, points.present().world_size)
 
     def flush(self) -> None:
@@ -422,7 +422,7 @@ class ElasticRun:
         self._agent.step = self._state.completed_steps
         for told in process.begins.values():
             told(generation)
-        self._agent.observe, self._agent.pace = self._whereabouts(formed), None
+        self._agent.observe, self._agent.pace = self._probe_of(formed), None
         self._step_times.begin(self._state.completed_steps, generation.world_size)
         self._audits.begins()
         self._agent.trains(generation.generation)
@@ -433,9 +433,9 @@ class ElasticRun:
             f"{time.monotonic() - began:.3f} s after it was told ({generation.text})"
         )
 
-    def _whereabouts(self, formed: group.Group) -> Callable[[], Progress | None]:
+    def _probe_of(self, formed: group.Group) -> Callable[[], Progress | None]:
         timeout_s = self._process.settings.step_timeout_s
-        return Whereabouts(lambda: self._agent.step, lambda: formed.collectives, timeout_s).look
+        return MainThreadProbe(lambda: self._agent.step, lambda: formed.collectives, timeout_s).look
 
     def _watch(self, formed: group.Group) -> None:
         """Let the control thread break the group from now on, whatever this thread is blocked in."""

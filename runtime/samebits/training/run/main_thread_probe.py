@@ -24,7 +24,7 @@ from samebits.start_folder import start_folder
 from samebits.tracebacks import is_of_the_script
 from samebits.training.group.calling_place import PACKAGE_FOLDER, TORCH_FOLDER
 
-__all__ = ["Whereabouts", "expect_pause", "main_thread_cpu_ticks", "place_of"]
+__all__ = ["MainThreadProbe", "expect_pause", "main_thread_cpu_ticks", "place_of"]
 
 STILL_S = 2.0
 """A rank reports its position after this long without progress, if no step has taken as long so far."""
@@ -48,7 +48,7 @@ _CALLS_THE_SCRIPT = frozenset({Phase.DATA, Phase.FORWARD, Phase.BACKWARD})
 """Phases from which the script's own code is called: a dataset, a module, a hook."""
 
 
-class Whereabouts:
+class MainThreadProbe:
     """Samples the main thread's progress during one generation.
 
     Args:
