@@ -18,7 +18,7 @@ from samebits.training.group import ddp, transfer
 from samebits.training.group.group import is_communication_failure
 from samebits.training.process.context import Worker
 from samebits.training.state.base_state import State
-from samebits.training.state.data.audited_batch import Computed, KeptBatch, names_of
+from samebits.training.state.data.audited_batch import AuditedBatch, Computed, names_of
 from samebits.training.state.local_sgd import LocalSGD
 
 __all__ = ["Audits"]
@@ -43,7 +43,7 @@ class Audits:
         self._state = state
         self._saved_by = saved_by
         self._every = process.settings.audit
-        self._batch: KeptBatch | None = None
+        self._batch: AuditedBatch | None = None
         self._is_given_up = False
         self._done = 0  # the last step that was audited
         self._wrong: Counter[int] = Counter()  # wrong gradients by step
@@ -94,7 +94,7 @@ class Audits:
     def _follow(self) -> None:
         wrappers = ddp.wrappers()
         if len(wrappers) == 1:
-            self._batch = KeptBatch(wrappers[0], self._wants)
+            self._batch = AuditedBatch(wrappers[0], self._wants)
 
     def _wants(self) -> bool:
         generation = self._process.generation

@@ -24,7 +24,7 @@ from samebits.training.state import generators, rng, snapshot
 from samebits.training.state.data import batch_bytes
 from samebits.training.state.generators import Generators
 
-__all__ = ["Computed", "KeptBatch", "compute_again", "names_of"]
+__all__ = ["AuditedBatch", "Computed", "compute_again", "names_of"]
 
 _AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
@@ -98,7 +98,7 @@ class Computed:
         return next((place for place, (one, its) in enumerate(pairs) if one != its), 0)
 
 
-class KeptBatch:
+class AuditedBatch:
     """Keeps batches of one wrapper's module.
 
     Args:
@@ -212,7 +212,7 @@ def names_of(module: nn.Module) -> list[str]:
 
 
 def compute_again(module: nn.Module, packed: memoryview) -> Computed:
-    """Recompute a batch; see :meth:`KeptBatch.compute_again`."""
+    """Recompute a batch; see :meth:`AuditedBatch.compute_again`."""
     device = next(module.parameters()).device
     tree, about = batch_bytes.unpack(packed, device)
     (args, kwargs), buffers, gradients = tree["inputs"], tree["buffers"], tree["gradients"]
