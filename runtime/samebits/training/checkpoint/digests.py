@@ -16,7 +16,7 @@ from samebits.core.point import Point
 from samebits.core.reports import FINAL, MAX_DIGESTS, Digest
 from samebits.service import log
 from samebits.service.agent import Agent
-from samebits.training.checkpoint.rollback_copies import KeptState
+from samebits.training.checkpoint.rollback_copies import RollbackCopy
 from samebits.training.state.base_state import State
 from samebits.training.state.compared import digest_of, parts_of
 
@@ -70,7 +70,7 @@ class Digests:
         averages: bool,
         is_save: bool,
         is_due: bool = False,
-        kept: KeptState | None = None,
+        kept: RollbackCopy | None = None,
     ) -> None:
         """Report the current state's digest if this commit is among the first, a save, or ``is_due``.
 

@@ -18,7 +18,7 @@ from samebits.training import value_trees
 from samebits.training.state.compared import Named, digest_of, is_hashable, parts_of
 from samebits.training.state.handlers import copied_tree
 
-__all__ = ["KeptState", "KeptStates"]
+__all__ = ["RollbackCopies", "RollbackCopy"]
 
 MOST = 3
 SHARE_OF_AVAILABLE = 0.25
@@ -29,7 +29,7 @@ Places = dict[tuple[int, tuple[int, ...], torch.dtype], torch.Tensor]
 
 
 @dataclass(slots=True)
-class KeptState:
+class RollbackCopy:
     """One copy of a state.
 
     Attributes:
@@ -50,23 +50,23 @@ class KeptState:
         return bool(self.shared) and digest_of(parts_of(self.named)) == self.shared
 
 
-class KeptStates:
+class RollbackCopies:
     """The newest copies of one state, oldest first."""
 
     def __init__(self) -> None:
-        self._kept: list[KeptState] = []
+        self._kept: list[RollbackCopy] = []
         self._spare: Mapping[str, Any] | None = None  # memory of a dropped copy, for reuse
 
     def keep(
         self, point: Point, contents: Mapping[str, Any], layouts: Mapping[str, Any], compared: Sequence[Named]
-    ) -> KeptState:
+    ) -> RollbackCopy:
         """Copy the current state; at the limit, the newest unconfirmed copy is dropped for it."""
         if len(self._kept) == MOST:
             self._drop(self._kept.pop())
         spare, self._spare = self._spare, None
         places: Places = {}
         copy = _copied(contents, spare, places)
-        kept = KeptState(point, copy, copied_tree(dict(layouts)), [_of_copy(one, places) for one in compared])
+        kept = RollbackCopy(point, copy, copied_tree(dict(layouts)), [_of_copy(one, places) for one in compared])
         self._kept.append(kept)
         return kept
 
@@ -83,7 +83,7 @@ class KeptStates:
             self._drop(one)
         del self._kept[:at]
 
-    def go_back(self, to: Point) -> KeptState | None:
+    def go_back(self, to: Point) -> RollbackCopy | None:
         """Drop copies after ``to`` and damaged ones; return the newest that is left, if any."""
         for one in [one for one in self._kept if one.point > to or not one.is_sound()]:
             self._kept.remove(one)
@@ -96,7 +96,7 @@ class KeptStates:
             self._kept.remove(one)
             self._drop(one)
 
-    def _drop(self, one: KeptState) -> None:
+    def _drop(self, one: RollbackCopy) -> None:
         self._spare = one.contents
 
 

@@ -29,7 +29,7 @@ from samebits.training.checkpoint.digests import Digests
 from samebits.training.checkpoint.kept_copies import KeptCopies
 from samebits.training.checkpoint.kept_generators import KeptGenerators
 from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
-from samebits.training.checkpoint.rollback_copies import KeptState, KeptStates, bytes_in
+from samebits.training.checkpoint.rollback_copies import RollbackCopies, RollbackCopy, bytes_in
 from samebits.training.checkpoint.save_schedule import comparisons_by, due_by
 from samebits.training.group import ddp, transfer
 from samebits.training.group.group import Group, is_communication_failure
@@ -87,7 +87,7 @@ class StatePoints:
         self.layouts: Mapping[str, Any] = {}
         self.due = due_by(state.checkpoint_config, self._agree)
         self._comparisons = comparisons_by(_every(process), self._agree)
-        self._kept = KeptStates()
+        self._kept = RollbackCopies()
         self._has_no_room = False  # for copies, already logged
         self.digests = Digests(process.agent, state, self._comparisons.took)
         self._process = process
@@ -314,7 +314,7 @@ class StatePoints:
         self._kept.begin(point)
         self._comparisons.begins(self._state.completed_steps, leads=self.present().rank == 0)
 
-    def _keep(self, point: Point) -> KeptState | None:
+    def _keep(self, point: Point) -> RollbackCopy | None:
         """Copy the state for a rollback; None if nothing is compared or there is no memory."""
         began_s, compared = time.monotonic(), self._state.compared()
         contents = self._contents()
