@@ -241,7 +241,7 @@ class ElasticRun:
 
     def _compare(self, retaken: RetakenSteps, compare: Callable[[Ranks], object]) -> None:
         if self._process.begins:
-            retaken.give_up("a WorkQueue gives each item once, so a second pass would take others")
+            retaken.give_up("a WorkQueue yields each item once, so a second pass would take others")
         self._require_equal()
         ddp.sync_buffers_all()
         ddp.settle_all()
@@ -311,7 +311,7 @@ class ElasticRun:
 
     def _come_back(self, reason: str) -> None:
         """Register again, keeping what is warm, after another node took this process's slot."""
-        log.warn(f"{reason}: it asks for a seat again, and takes nothing along")
+        log.warn(f"{reason}: this process registers again, without its state")
         self._go_outside()
         if self._process.group is not None:
             self._process.group.drop()
@@ -328,7 +328,7 @@ class ElasticRun:
             with self._process.departure.waits():
                 self._process.take_seat_again()
         except RefusedError as error:
-            raise FencedError(f"{reason}; there is no other seat for it: {error}") from error
+            raise FencedError(f"{reason}; there is no other seat for this process: {error}") from error
         self._agent = self._process.agent
         self._take_seat()
 

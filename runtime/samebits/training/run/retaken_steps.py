@@ -263,7 +263,7 @@ class RetakenSteps:
             text = (
                 f"{what} came out different in {names} when the training function was called again from the "
                 "commit before it, and the same when that was repeated: the step depends on something that such a call "
-                "begins anew, such as a batch number that enumerate() counts from 0, or on the last step's "
+                "restarts, such as a batch number that enumerate() counts from 0, or on the last step's "
                 "gradients. Fix: compute it from the state, as from state.completed_steps, and call zero_grad() in "
                 "each step"
             )
@@ -281,7 +281,7 @@ class RetakenSteps:
         self._change(
             failure=f"called again from the commit of step {self._step}, as after a loss there, the training function "
             f"failed at {place_of(error)}: {type(error).__name__}: {str(error)[:_MOST_CHARS]}. Fix: let it begin at "
-            "every step, also at the last of an epoch, where the loop over the loader has no batch left"
+            "any step, including the last of an epoch, where the loop over the loader has no batch left"
         )
         self._end()
 

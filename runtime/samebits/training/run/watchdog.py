@@ -61,8 +61,8 @@ def _watch(reason: str) -> None:
         looks, cpu_before = (looks + 1 if at_rest else 0), cpu
         if looks >= STUCK_LOOKS:
             log.warn(
-                f"the main thread did not come out of its collective {looks * LOOK_EVERY_S:g} s after the group was "
-                f"broken ({reason}): this process gives up its seat. It is here:"
+                f"the main thread did not leave its collective {looks * LOOK_EVERY_S:g} s after the group was "
+                f"broken ({reason}): this process gives up its seat. Its stacks:"
             )
             faulthandler.dump_traceback(file=STDERR, all_threads=True)
             os._exit(StuckError.exit_code)
