@@ -87,7 +87,7 @@ def test_a_key_that_does_not_come_is_torchs_own_error(keys: RemoteKeys) -> None:
 
 def test_the_end_of_the_generation_is_the_end_of_its_port(server: KeyServer, keys: RemoteKeys) -> None:
     server._breaker.throw("a member was lost")
-    with pytest.raises(CommunicationError, match="rank 0, which keeps the keys set later, does not answer"):
+    with pytest.raises(CommunicationError, match="rank 0, which keeps later keys, does not answer"):
         keys.ask(LONG, "get", ["a"])
 
 

@@ -172,7 +172,7 @@ def attach(ddp: DistributedDataParallel, group: Group, layout: Layout | None) ->
     if layout is not None and got != layout:
         raise LayoutError(
             f"the gradient buckets of {type(ddp.module).__name__} cannot be laid out as at the restore point: "
-            f"{_difference(layout, got)}; run the same script with the same bucket_cap_mb on every rank, or start anew "
+            f"{_difference(layout, got)}; run the same script with the same bucket_cap_mb on every rank, or start over "
             f"with `{spelled('run', '--fresh')}`"
         )
 
@@ -301,7 +301,7 @@ def _require_same_parameters(ddp: DistributedDataParallel, wanted: Sequence[str]
             f"the parameters of {type(ddp.module).__name__} are not those of the restore point: missing here "
             f"{sorted(missing) or 'none'}, new here {sorted(extra) or 'none'} (a parameter that was frozen when "
             "DistributedDataParallel was built counts as missing); run the script the restore point was made with, or "
-            f"start anew with `{spelled('run', '--fresh')}`"
+            f"start over with `{spelled('run', '--fresh')}`"
         )
 
 
@@ -426,7 +426,7 @@ def _alive(riders: Sequence[_Rider]) -> Iterator[tuple[DistributedDataParallel, 
 def _refuse(module: Module, _: object) -> None:
     raise UsageError(
         f"{type(module).__name__} was built inside an earlier call of the function that elastic.run runs, and its "
-        "group is gone: build it before elastic.run, or anew in each call"
+        "group is gone: build it before elastic.run, or again in each call"
     )
 
 

@@ -37,6 +37,6 @@ def write(folder: Path, node: str, reason: str) -> Path | None:
             return None
         durable.replace_note(path, json.dumps({"node": node, "broken": reason, "record": read}).encode())
     except (StoreError, RuntimeError, ValueError) as error:  # a failed device cannot be queried either
-        log.warn(f"what torch recorded of its collectives is not kept: {error}")
+        log.warn(f"torch's record of its collectives could not be saved: {error}")
         return None
     return path

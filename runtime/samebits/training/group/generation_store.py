@@ -234,7 +234,7 @@ class KeyServer:
             return
         (size,) = _SIZE.unpack_from(caller.heard)
         if size > MAX_QUESTION_BYTES:
-            self._answer(caller, False, f"{size} bytes were said at once, {MAX_QUESTION_BYTES} are allowed")
+            self._answer(caller, False, f"a request of {size} bytes, at most {MAX_QUESTION_BYTES} are allowed")
         elif len(caller.heard) >= _SIZE.size + size:
             try:
                 what, keys, *words = msgpack.unpackb(bytes(caller.heard[_SIZE.size : _SIZE.size + size]))
@@ -314,13 +314,13 @@ class RemoteKeys:
             except TimeoutError:
                 raise dist.DistStoreError(f"no {what} of {', '.join(keys)} within {timeout}") from None
             except OSError as error:
-                raise CommunicationError(f"rank 0, which keeps the keys set later, does not answer: {error}") from error
+                raise CommunicationError(f"rank 0, which keeps later keys, does not answer: {error}") from error
             if answer is not None:
                 break
             time.sleep(_AGAIN_S)  # crowded out before the request was read, so nothing was done
         done, value = msgpack.unpackb(answer)
         if not done:
-            raise CommunicationError(f"rank 0 does not do {what} of {', '.join(keys)}: {value}")
+            raise CommunicationError(f"rank 0 refused {what} of {', '.join(keys)}: {value}")
         return value
 
     def _once(self, question: bytes, deadline: float) -> bytes | None:

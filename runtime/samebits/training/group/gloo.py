@@ -143,7 +143,7 @@ def _drop_everything(listener: socket.socket) -> None:
         if error.errno not in (errno.ENOPROTOOPT, errno.EPERM):
             raise
         log.warn(
-            f"this system does not let a socket drop packets ({error.strerror}), so whoever reaches port "
+            f"this system does not let a socket drop packets ({error.strerror}), so any host that reaches port "
             f"{listener.getsockname()[1]} can use up this process's descriptors. Fix: let only the job's hosts reach "
             "it, as docs/how-to/secure-a-job.md shows"
         )

@@ -88,7 +88,7 @@ class MeetingStore(Store):
             if self._union is None:
                 self._breaker.check()
                 if self._published:
-                    raise CommunicationError(f"the meeting of {self._breaker.name} did not come about")
+                    raise CommunicationError(f"the meeting of {self._breaker.name} failed")
                 server = self._listen_for_later() if self._rank == 0 and self._world_size > 1 else None
                 self._published = True
                 later = None if self._later is None else self._later.words
