@@ -28,8 +28,8 @@ Own: TypeAlias = dict[str, dict[str, Any]]
 PIECE = "$piece"  # {"$piece": …} replaces a tensor
 _REPLICATED = "Replicate()"
 _PLACEMENT = re.compile(r"Shard\(dim=(\d+)\)|Replicate\(\)")
-_MEND = (
-    "go on with the world size and the sharding the point was made with, or take it elsewhere with "
+_ADVICE = (
+    "continue with the world size and the sharding of that point, or convert it with "
     "`samebits ckpt export --format dcp` and samebits.elastic.load_dcp"
 )
 
@@ -93,7 +93,7 @@ class Piece:
                 tuple(shared["shape"]), tuple(shared["mesh"]), tuple(shared["placements"]), tuple(offsets), tuple(sizes)
             )
         except (KeyError, TypeError):
-            raise CheckpointError(f"{shared!r} describes no piece of a tensor") from None
+            raise CheckpointError(f"{shared!r} does not describe a piece of a tensor") from None
 
     def to_plain(self) -> dict[str, Any]:
         """Return the part of the description that is the same on every rank."""
@@ -215,7 +215,7 @@ class Putting:
         if path not in self.own:
             raise CheckpointError(
                 f"{path}: this rank's part of it is in no point that is left, and no other rank holds it: bring back "
-                f"this rank's checkpoint folder, or begin anew with `{spelled('run', '--fresh')}`, from a directory "
+                f"this rank's checkpoint folder, or start over with `{spelled('run', '--fresh')}`, from a directory "
                 "that `samebits ckpt export --format dcp` has written and samebits.elastic.load_dcp reads"
             )
         tensor: torch.Tensor = self.own[path]["local"]
@@ -225,7 +225,7 @@ class Putting:
             return _wrapped(tensor, live, live.device_mesh, live.placements)
         if saved.mesh != tuple(self.mesh.shape):
             here = f"this program's tensors are sharded over {' x '.join(map(str, self.mesh.shape))}"
-            raise CheckpointError(f"{path}: the restore point holds {saved}; {here}: {_MEND}")
+            raise CheckpointError(f"{path}: the restore point holds {saved}; {here}: {_ADVICE}")
         whole = torch.empty(saved.shape, dtype=tensor.dtype, device="meta")
         found = _wrapped(tensor, whole, self.mesh, saved.torch_placements())
         _require_same(path, saved, Piece.of(found, path))
@@ -234,7 +234,7 @@ class Putting:
 
 def _require_same(path: str, saved: Piece, here: Piece) -> None:
     if saved != here:
-        raise CheckpointError(f"{path}: the restore point holds {saved}; this rank's part is {here}: {_MEND}")
+        raise CheckpointError(f"{path}: the restore point holds {saved}; this rank's part is {here}: {_ADVICE}")
 
 
 def _wrapped(piece: torch.Tensor, whole: torch.Tensor, mesh: Any, placements: Any) -> torch.Tensor:

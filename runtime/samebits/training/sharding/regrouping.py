@@ -136,7 +136,7 @@ def _move(module: nn.Module, pg: dist.ProcessGroup) -> None:
         fsdp2_private.give_mesh_group(info.mesh, pg)
         info.shard_process_group = pg
     for _, parameter in pieces.paths_of(dict(module.named_parameters()), ""):
-        # Of an operator's result: an equal mesh that torch has remembered.
+        # An operator's result may have an equal mesh that torch has cached.
         fsdp2_private.give_mesh_group(parameter.device_mesh, pg)
 
 
@@ -146,7 +146,7 @@ def _move(module: nn.Module, pg: dist.ProcessGroup) -> None:
 def _shard(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], pg: dist.ProcessGroup) -> None:
     from torch.distributed.device_mesh import DeviceMesh
 
-    # Without torch's own way to a mesh's groups: that may be a collective, and nobody else may be here for it.
+    # Not with torch's own function: that may be a collective, which other ranks need not join.
     kind = next(info.mesh.device_type for info in _mesh_infos(module))
     mesh = DeviceMesh(kind, torch.arange(pg.size()), _init_backend=False)
     fsdp2_private.give_mesh_group(mesh, pg)
