@@ -91,7 +91,7 @@ def test_framework_that_counts_epochs_itself_is_refused_by_its_line(recipe: Call
     job.start_worker(1)
     assert job.worker(1).wait() == UsageError.exit_code
     (refusal,) = job.matches(
-        1, r"unequal_script\.py:\d+ calls sampler\.set_epoch\(0\), and the state's sampler is in epoch"
+        1, r"unequal_script\.py:\d+ calls sampler\.set_epoch\(0\), but the state's sampler is in epoch"
     )
     print(refusal.string)
     statuses = job.wait_ended()

@@ -1,9 +1,9 @@
 """Hours of a healthy job on a busy machine: the detectors must never cost it a step.
 
 The real scheduler core (leases, hangs), the workers' host health checks and the anomaly bands of losses are run; a
-worker's reports follow the rules of ``training.run.main_thread_probe``. Only the noise is played, event by event: in between
-all make steps, and no detector receives anything. The noise is typical of busy machines: processes paused for up to
-three seconds, steps that take up to eight times as long under load, slow loaders, commits, evaluations and
+worker's reports follow the rules of ``training.run.main_thread_probe``. Only the noise is played, event by event: in
+between all make steps, and no detector receives anything. The noise is typical of busy machines: processes paused for
+up to three seconds, steps that take up to eight times as long under load, slow loaders, commits, evaluations and
 compilations, a paused scheduler, one check that shows a full disk or memory, one loss far from the others.
 """
 

@@ -1,8 +1,8 @@
 """A worker's main thread as its control thread sees it: what holds it up, for how long, and what is reported of it.
 
-This has the truth about held threads, and the model of what ``training.run.main_thread_probe`` reads from outside a thread;
-the core judges it. A hold is a fault (it lasts until it is released, or forever) or a pause as on every busy machine:
-three seconds at most, and never a cause for an alarm.
+This has the truth about held threads, and the model of what ``training.run.main_thread_probe`` reads from outside a
+thread; the core judges it. A hold is a fault (it lasts until it is released, or forever) or a pause as on every busy
+machine: three seconds at most, and never a cause for an alarm.
 """
 
 from __future__ import annotations

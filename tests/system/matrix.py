@@ -300,7 +300,7 @@ class Run:
         gate_of(job.folder, LAST_GATE).touch()
 
     def _is_out_or_back(self, node: int) -> bool:
-        came_back = "this spare is warm|it asks for a seat again"
+        came_back = "this spare is warm|this process registers again"
         return not self._job.worker(node).is_alive() or bool(self._job.matches(node, came_back))
 
     def _require_ends(self) -> None:

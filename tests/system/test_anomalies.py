@@ -23,7 +23,7 @@ def test_transient_error_is_named_and_leaves_no_trace(
     job = new_job("--bad", "once", script=SCRIPT, workers=2, settings=RECOMPUTED)
     job.start()
     end = job.wait_finished()
-    assert job.matches("scheduler", rf"worker 1 \(rank 1\), step 12: {BAD}: everybody goes back to the last commit")
+    assert job.matches("scheduler", rf"worker 1 \(rank 1\), step 12: {BAD}: all ranks return to the last commit")
     assert job.matches(
         "scheduler", rf"worker 1 \(rank 1, pid \d+ on .*\), step 12: {BAD}, but was .*: a transient error"
     )

@@ -69,7 +69,7 @@ def test_without_a_spare_the_node_trains_only_on_another_machine(
 @pytest.mark.parametrize("end", ["dies", pytest.param("stops", marks=pytest.mark.thorough)])
 def test_lost_node_does_not_delay_the_comparison_and_blames_no_node(new_job: Callable[..., Job], end: str) -> None:
     job = started(new_job, 4, {2: end}, WAIT_S="4")
-    job.wait_for("scheduler", "pre-flight: .*these slots said nothing in time and were not compared: 2")
+    job.wait_for("scheduler", "pre-flight: .*these slots did not report in time and were not compared: 2")
     job.start_worker(4)  # only now: one that takes the seat earlier is compared in place of worker 2
     job.wait_for("scheduler", "spare 4 .* takes slot 2 of worker 2")
     if end == "stops":

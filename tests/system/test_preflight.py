@@ -32,5 +32,5 @@ def test_node_with_an_unhealthy_device_is_named_and_not_admitted(new_job: Callab
     assert job.matches(1, "the pre-flight of 1 found what must not be: Ascend 5: its health is Alarm")
     job.start_worker(1)
     job.wait_finished()
-    assert job.matches(0, r"pre-flight, .* s: cpu computes: .*4 of 4 products right")
+    assert job.matches(0, r"pre-flight, .* s: cpu computes: .*4 of 4 products correct")
     assert job.seatings(1) == 1

@@ -102,7 +102,7 @@ def test_first_differing_step_is_named_and_ends_the_job(
     statuses = job.wait_ended()
     assert {statuses[0], statuses[1]} == {DIVERGENCE}
     for rank in job.ranks:
-        job.wait_for(rank, rf"step 34 is not the step that was logged, and the first that differs: {expected}")
+        job.wait_for(rank, rf"step 34 differs from the log, and is the first that does: {expected}")
         assert not job.matches(rank, r"were replayed")
 
 
@@ -112,9 +112,11 @@ def test_differing_weights_are_named_and_a_warning_lets_the_job_continue(new_job
     job.wait_finished()
     for rank in job.ranks:
         job.wait_for(
-            rank, r"step 34 is not .*: weights before it [0-9a-f]{32} when generation 1 logged it, [0-9a-f]{32}"
+            rank,
+            r"step 34 differs from the log, .*: weights before it [0-9a-f]{32} when generation 1 logged it, "
+            r"[0-9a-f]{32}",
         )
-        assert len(job.matches(rank, "is not the step that was logged")) == 1, "reported more than once"
+        assert len(job.matches(rank, "differs from the log")) == 1, "reported more than once"
         assert not job.matches(rank, r"were replayed")
     folder = job.checkpoints / "0"
     assert steps_of(str(folder), "--against", str(job.checkpoints / "1"))[0] == 0
@@ -129,7 +131,7 @@ def test_lost_worker_repeats_no_step_and_continues_its_log(new_job: Callable[...
     job.start_worker(1)
     job.wait_finished()
     for rank in job.ranks:
-        assert not job.matches(rank, r"were replayed|is not the step that was logged|step log of slot \d+ begins")
+        assert not job.matches(rank, r"were replayed|differs from the log|step log of slot \d+ begins")
     status, found = steps_of(str(job.checkpoints))
     assert (status, found["comparisons"][0]["first_difference"]) == (0, None)
     assert found["comparisons"][0]["shared_steps"] >= 79  # a step by which the other was ahead is only in its log
@@ -173,7 +175,7 @@ def test_spare_continues_the_log_of_its_slot_or_says_that_it_starts_one(
     else:
         assert min(found.history.line) == int(begins[0][1])
     assert max(found.history.line) == 80
-    assert not job.matches(0, "is not the step that was logged") and not job.matches(2, "is not the step that was")
+    assert not job.matches(0, "differs from the log") and not job.matches(2, "differs from the log")
 
 
 def first_step_of(job: Job, node: int) -> str:

@@ -37,7 +37,7 @@ def test_kills_return_all_to_the_newest_common_point_and_change_no_bit(
     assert job.matches(2, "goes back from step 10 to step 8: 2 to be done again")
     # Whether the others had committed step 14 when the first rank to do so was killed varies.
     assert job.matches(2, r"goes on from step 12, .*from every rank's own checkpoint \(step 1[34] is not held by all")
-    assert job.matches(2, "training is finished already: this is the final state, step 20")
+    assert job.matches(2, "training has already finished: loaded the final state, step 20")
 
 
 STRANGER = SCRIPT.with_name("stranger.py")

@@ -134,7 +134,7 @@ def test_worker_stopped_too_long_returns_as_a_spare_in_its_own_process(
     job.wait_generation(2, [0, 4, 2, 3])
     since = job.count(1)
     stopped.signal(signal.SIGCONT)
-    job.wait_for(1, "another node has its slot.*it asks for a seat again", since=since)
+    job.wait_for(1, "another node has its slot.*this process registers again", since=since)
     job.wait_for(1, "seated: a spare, incarnation 2", since=since)
     job.wait_for(1, "this spare is warm", since=since)
     job.kill(4)

@@ -48,7 +48,7 @@ def test_version_inside_the_range_is_not_mentioned(installed: str) -> None:
 def test_other_version_is_named_with_the_range_and_the_fix(installed: str) -> None:
     oldest, newest = (".".join(one.split(".")[:2]) for one in (TRIED[0], TRIED[-1]))
     said = not_tried(installed)
-    assert said.startswith(f"torch {installed} was not tried: {oldest} to {newest} were. Fix: ")
+    assert said.startswith(f"torch {installed} was not tested: {oldest} to {newest} were. Fix: ")
     assert f"tests.torch_versions {installed.split('+')[0]}`" in said and "\n" not in said
 
 

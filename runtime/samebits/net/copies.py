@@ -1,8 +1,8 @@
 """The messages and sockets that copy restore points between two hosts.
 
 The keeper acknowledges every piece, and the sender never has more than ``WINDOW_BYTES`` unacknowledged. So neither end
-holds more of a point outside its slots, however large the point is and however slow the other end. ``service.copies.buddy``
-decides what is sent when.
+holds more of a point outside its slots, however large the point is and however slow the other end.
+``service.copies.buddy`` decides what is sent when.
 
 With a secret both sockets use CURVE (``curve``). The keeper is CURVE's server, with the workers' key pair. Its public
 half is as secret as the rest, and no handshake can be requested without it (RFC 26, section 6.2), so a sender whose

@@ -68,5 +68,5 @@ def test_unsupported_use_is_refused_in_a_sentence(start: Started, tmp_path: Path
         r"fit\(ckpt_path=…\)",
         ".* SequentialSampler",
     ):
-        pattern = rf"^UsageError samebits\.integrations\.lightning\.Trainer: {what}.* cannot be carried through\. Fix: "
+        pattern = rf"^UsageError samebits\.integrations\.lightning\.Trainer: {what}.* is not supported\. Fix: "
         assert job.matches(0, pattern), job.tails()

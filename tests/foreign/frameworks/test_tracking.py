@@ -44,7 +44,7 @@ def test_rolled_back_steps_are_removed_and_the_place_is_marked(tmp_path: Path) -
     writer.close()
     points, marks = shown(tmp_path)
     assert points == [*((step, 1.0) for step in range(1, 6)), *((step, 2.0) for step in range(6, 9))]
-    assert marks == ["goes on from step 5"]
+    assert marks == ["resumes from step 5"]
 
 
 def test_replacement_continues_in_a_file_of_its_own(tmp_path: Path) -> None:
@@ -57,7 +57,7 @@ def test_replacement_continues_in_a_file_of_its_own(tmp_path: Path) -> None:
     points, marks = shown(tmp_path)
     assert [step for step, value in points if value == 2.0] == [6, 7, 8]
     assert [step for step, value in points if value == 1.0] == [1, 2, 3, 4, 5]
-    assert marks == ["goes on from step 5"]
+    assert marks == ["resumes from step 5"]
 
 
 def test_recovery_at_step_0_is_marked_too(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_recovery_at_step_0_is_marked_too(tmp_path: Path) -> None:
     state.completed_steps = 0
     trained(curves, state, range(1, 3), 2.0)
     writer.close()
-    assert shown(tmp_path) == ([(1, 2.0), (2, 2.0)], ["goes on from step 0"])
+    assert shown(tmp_path) == ([(1, 2.0), (2, 2.0)], ["resumes from step 0"])
 
 
 def test_ranks_without_a_writer_log_nothing() -> None:

@@ -72,7 +72,7 @@ def test_invalid_value_is_refused_in_one_sentence(wrong: dict[str, Any]) -> None
         ("enc_mode", "SM4-CBC", "encrypted file system"),
         ("exception_save", True, "last commit"),
         ("crc_check", False, "always hashed"),
-        ("remove_redundancy", True, "any one is enough"),
+        ("remove_redundancy", True, "one is enough"),
         ("format", "ckpt", "samebits ckpt export"),
     ],
 )

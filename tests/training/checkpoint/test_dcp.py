@@ -140,7 +140,7 @@ def test_checkpoint_saved_by_torch_is_read(tmp_path: Path) -> None:
         no_dist=True,
     )
     other = small_state()
-    with pytest.raises(CheckpointError, match=r"lacks sampler: .*names=\['model', 'optimizer'\]"):
+    with pytest.raises(CheckpointError, match=r"lacks sampler\. .*names=\['model', 'optimizer'\]"):
         elastic.load_dcp(other, tmp_path / "theirs")
     elastic.load_dcp(other, tmp_path / "theirs", names=["model", "optimizer"])
     assert bits_of(other) == bits_of(state)
@@ -173,7 +173,7 @@ def test_code_in_the_index_is_not_run(tmp_path: Path) -> None:
     folder = tmp_path / "hostile"
     folder.mkdir()
     (folder / ".metadata").write_bytes(pickle.dumps(Code(tmp_path / "ran")))
-    with pytest.raises(CheckpointError, match=r"\.metadata: is no index .*: it names posix\.mkdir"):
+    with pytest.raises(CheckpointError, match=r"\.metadata: is not an index .*: it names posix\.mkdir"):
         read_dcp(folder)
     assert not (tmp_path / "ran").exists()
 

@@ -12,7 +12,7 @@ from samebits.core.point import Point
 from samebits.core.reports import FINAL, MAX_DIGESTS, Digest, PartKind
 from samebits.service import log
 from samebits.training.checkpoint.digests import DUE, FIRST_COMMITS, Digests
-from samebits.training.checkpoint.rollback_copies import KeptStates
+from samebits.training.checkpoint.rollback_copies import RollbackCopies
 from samebits.training.state.base_state import State
 from samebits.training.state.compared import digest_of, parts_of
 from samebits.training.state.data.sampler import ElasticSampler
@@ -165,7 +165,7 @@ def test_first_commits_every_save_and_the_end_are_reported() -> None:
 
 
 def test_copy_is_hashed_during_the_next_step_and_reported_in_order() -> None:
-    told, state, states, seconds = Told(), made(), KeptStates(), list[float]()
+    told, state, states, seconds = Told(), made(), RollbackCopies(), list[float]()
     digests = Digests(told, state, seconds.append)  # type: ignore[arg-type]
     digests.begin()
     expected = {}

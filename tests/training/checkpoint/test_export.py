@@ -86,10 +86,10 @@ def test_unsupported_value_becomes_the_nearest_that_weights_only_reads(tmp_path:
 @pytest.mark.parametrize(
     ("contents", "reason"),
     [
-        (shared(a={"b": [b""]}), r"state\.a\.b\.0: .* no empty bytes"),
-        (shared(a=-(2**2040)), r"state\.a: .* no integer of 2041 bits"),
+        (shared(a={"b": [b""]}), r"state\.a\.b\.0: .* cannot read empty bytes"),
+        (shared(a=-(2**2040)), r"state\.a: .* cannot read an integer of 2041 bits"),
         (shared(samebits=1), "a value called 'samebits'"),
-        ({"weights": torch.ones(2)}, "holds no state as samebits.elastic saves it"),
+        ({"weights": torch.ones(2)}, "does not hold a state saved by samebits.elastic"),
     ],
 )
 def test_value_torch_could_write_but_not_read_is_refused(

@@ -134,7 +134,7 @@ def test_page_of_another_job_or_slot_is_refused(tmp_path: Path) -> None:
 def test_invalid_page_is_refused(tmp_path: Path, content: bytes | None) -> None:
     page = made(tmp_path)
     page.path.write_bytes(bytes(page.view)[:-1] if content is None else content)
-    with pytest.raises(StoreError, match="no page of this version"):
+    with pytest.raises(StoreError, match="not a page of this version"):
         read(tmp_path)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from samebits.core.point import Point
 from samebits.training.checkpoint import rollback_copies
-from samebits.training.checkpoint.rollback_copies import MOST, KeptState, KeptStates, bytes_in
+from samebits.training.checkpoint.rollback_copies import MOST, RollbackCopies, RollbackCopy, bytes_in
 from samebits.training.state.compared import digest_of, parts_of
 from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.torch_state import TorchState
@@ -30,18 +30,18 @@ def step(net: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def keep(states: KeptStates, state: TorchState, number: int) -> KeptState:
+def keep(states: RollbackCopies, state: TorchState, number: int) -> RollbackCopy:
     kept = states.keep(Point(number, 1), state.contents(), {"model": [1, 2]}, state.compared())
     kept.shared = digest_of(parts_of(kept.named))
     return kept
 
 
-def points(states: KeptStates) -> list[int]:
+def points(states: RollbackCopies) -> list[int]:
     return [one.point.step for one in states._kept]
 
 
 def test_copy_has_the_digest_of_the_original_and_stays_unchanged() -> None:
-    state, states = made(), KeptStates()
+    state, states = made(), RollbackCopies()
     kept = keep(states, state, 50)
     was = digest_of(parts_of(state.compared()))
     assert kept.shared == was
@@ -50,7 +50,7 @@ def test_copy_has_the_digest_of_the_original_and_stays_unchanged() -> None:
 
 
 def test_state_restored_from_the_copy_is_unchanged() -> None:
-    state, states = made(), KeptStates()
+    state, states = made(), RollbackCopies()
     kept = keep(states, state, 50)
     weights = [one.clone() for one in state.model.state_dict().values()]
     step(state.model, state.optimizer)
@@ -61,7 +61,7 @@ def test_state_restored_from_the_copy_is_unchanged() -> None:
 
 @pytest.mark.parametrize("what", ["weight", "moment", "exp_avg_sq"])
 def test_copy_with_a_changed_bit_is_not_used(what: str) -> None:
-    state, states = made(), KeptStates()
+    state, states = made(), RollbackCopies()
     keep(states, state, 40)
     kept = keep(states, state, 50)
     values: Any = kept.contents["shared"]["values"]
@@ -73,7 +73,7 @@ def test_copy_with_a_changed_bit_is_not_used(what: str) -> None:
 
 
 def test_common_copy_is_never_displaced_by_an_unconfirmed_one() -> None:
-    state, states = made(), KeptStates()
+    state, states = made(), RollbackCopies()
     for number in (50, 100, 150, 200, 250):
         keep(states, state, number)
         states.found_equal(None)
@@ -85,7 +85,7 @@ def test_common_copy_is_never_displaced_by_an_unconfirmed_one() -> None:
 
 
 def test_rollback_uses_the_newest_copy_that_is_not_too_new() -> None:
-    state, states = made(), KeptStates()
+    state, states = made(), RollbackCopies()
     for number in (50, 100, 150):
         keep(states, state, number)
     back = states.go_back(Point(120, 1))
@@ -96,7 +96,7 @@ def test_rollback_uses_the_newest_copy_that_is_not_too_new() -> None:
 
 
 def test_generation_that_starts_earlier_discards_later_copies() -> None:
-    state, states = made(), KeptStates()
+    state, states = made(), RollbackCopies()
     for number in (50, 100):
         keep(states, state, number)
     states.begin(Point(70, 1))
@@ -104,13 +104,13 @@ def test_generation_that_starts_earlier_discards_later_copies() -> None:
 
 
 def test_unhashed_copy_is_not_used() -> None:
-    state, states = made(), KeptStates()
+    state, states = made(), RollbackCopies()
     states.keep(Point(50, 1), state.contents(), {}, state.compared())
     assert states.go_back(Point(60, 1)) is None
 
 
 def test_memory_is_reused() -> None:
-    state, states = made(), KeptStates()
+    state, states = made(), RollbackCopies()
     for number in (50, 100):
         keep(states, state, number)
     first = states._kept[0].contents["shared"]["values"]["model"]["0.weight"].data_ptr()
@@ -121,7 +121,7 @@ def test_memory_is_reused() -> None:
 
 
 def test_copies_use_at_most_a_quarter_of_the_hosts_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    state, states = made(), KeptStates()
+    state, states = made(), RollbackCopies()
     size_bytes = bytes_in(state.contents())
     assert size_bytes >= 4 * 3 * (3 * 2 + 2 + 2 + 2)
     monkeypatch.setattr(rollback_copies, "available_bytes", lambda: 4 * 2 * size_bytes)

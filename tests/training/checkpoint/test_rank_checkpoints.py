@@ -200,7 +200,7 @@ def test_save_is_skipped_while_the_writer_is_busy_and_reported_once(
     save(mine, 5)
     mine.flush()
     assert on_disk(mine) == {1, 2, 5}
-    (said,) = [record.message for record in caplog.records if "left out" in record.message]
+    (said,) = [record.message for record in caplog.records if "is skipped" in record.message]
     assert "step 3 " in said and "save_checkpoint_steps" in said and 'when_busy="wait"' in said
 
 
@@ -711,7 +711,7 @@ def test_save_without_descriptors_is_skipped_without_an_error(
     assert 0 < refused < 40 and checkpoints.held() == [Point(refused + 1, 1)]
     said = [one.message for one in caplog.records if "was not saved" in one.message]
     assert len(said) == refused.bit_length(), "the first, the second, the fourth, and so on"
-    assert "Fix: raise the limit of open files" in said[0] and "training goes on" in said[0]
+    assert "Fix: raise the limit of open files" in said[0] and "training continues" in said[0]
 
 
 def test_full_disk_prevents_neither_the_start_nor_the_steps(

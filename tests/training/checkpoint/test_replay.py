@@ -306,7 +306,7 @@ def test_first_differing_step_is_named(
     killed_at(tmp_path / "0", 9, after=after)
     run = resumed(tmp_path / "0", 4)
     run.train(2, after=after)
-    with pytest.raises(DivergenceError, match=rf"step 7 is not the step that was logged, .*first.*: {expected}"):
+    with pytest.raises(DivergenceError, match=rf"step 7 differs from the log, .*first.*: {expected}"):
         run.train(3, after=after, **change)
     run.replay.close()  # type: ignore[union-attr]
     assert said() == []
@@ -330,12 +330,14 @@ def test_different_weights_and_seeds_are_named(tmp_path: Path) -> None:
     with torch.no_grad():
         run.state.weights()[0].add_(1e-6)
     with pytest.raises(
-        DivergenceError, match=r"step 7 is not .*: weights before it [0-9a-f]{32} when .*, [0-9a-f]{32}"
+        DivergenceError, match=r"step 7 differs from the log, .*: weights before it [0-9a-f]{32} when .*, [0-9a-f]{32}"
     ):
         run.train(1)
     run.replay.close()  # type: ignore[union-attr]
     run = resumed(tmp_path / "0", 4, seed=9)
-    with pytest.raises(DivergenceError, match=r"step 5 is not .*: seed 0 when generation 2 logged it, 9 now"):
+    with pytest.raises(
+        DivergenceError, match=r"step 5 differs from the log, .*: seed 0 when generation 2 logged it, 9 now"
+    ):
         run.train(1)
 
 
@@ -348,7 +350,7 @@ def test_with_a_warning_the_run_continues_as_its_own_line(
     run = resumed(tmp_path / "0", 4, warns)
     run.train(8, shift=3, after=after)
     run.kill()
-    assert len(said()) == 1 and "step 5 is not the step that was logged" in said()[0]
+    assert len(said()) == 1 and "step 5 differs from the log" in said()[0]
     third = resumed(tmp_path / "0", 4, generation=3)  # no longer compared with the first run
     third.train(9, shift=3, after=after)
     assert said()[1:] == ["steps 5 to 12 were replayed: same samples, same weights"]
@@ -396,7 +398,7 @@ def test_recovery_from_memory_finds_a_differing_step(tmp_path: Path) -> None:
     train_one_step(run.state, 3)
     run.state.recall()
     run.begin(3, generation=2)
-    with pytest.raises(DivergenceError, match=r"step 4 is not .*: samples"):
+    with pytest.raises(DivergenceError, match=r"step 4 differs from the log, .*: samples"):
         run.train(1, shift=1)
 
 
@@ -417,7 +419,7 @@ def test_log_that_starts_or_resumes_late_says_so(tmp_path: Path, said: Callable[
     run.begin(40, generation=2)
     run.train(1)
     run.kill()
-    assert said() == ["the step log of slot 0 begins at step 41: this host has no record of the steps before"]
+    assert said() == ["the step log of slot 0 begins at step 41: this host has no record of the steps before it"]
     run = LoggedRun(tmp_path / "0")
     run.begin(42, generation=3)  # one step behind the others when it was lost
     run.train(1)
@@ -425,7 +427,7 @@ def test_log_that_starts_or_resumes_late_says_so(tmp_path: Path, said: Callable[
     assert len(said()) == 1
     run = LoggedRun(tmp_path / "0")
     run.begin(60, generation=4)
-    assert said()[1:] == ["the step log of slot 0 goes on at step 61: the steps from 44 on were taken elsewhere"]
+    assert said()[1:] == ["the step log of slot 0 continues at step 61: the steps from 44 on were taken elsewhere"]
 
 
 def test_gap_in_the_log_is_counted(tmp_path: Path, said: Callable[[], list[str]]) -> None:
@@ -459,7 +461,9 @@ def test_full_disk_is_reported_once_and_training_continues(tmp_path: Path, said:
         run.train(2)
     run.kill()
     assert len(said()) == 2
-    assert said()[0].startswith("step 3 is not in the step log, training goes on without: ") and "ENOSPC" in said()[0]
+    assert (
+        said()[0].startswith("step 3 is not in the step log, training continues without it: ") and "ENOSPC" in said()[0]
+    )
     assert said()[1] == "steps are logged again, from step 6 on"
     assert [one.step for one in logged(tmp_path / "0")] == [1, 2, 6, 7]
 

@@ -115,4 +115,4 @@ def test_ranks_are_compared_even_without_memory_for_a_copy(
         points.compare(step, is_save=False)
     assert [(one.point.step, one.is_kept) for one in reports[-1]][-2:] == [(5, False), (10, False)]
     assert points.go_back(Point(9, 1)) is None
-    assert caplog.text.count("no memory is left for a copy of the state") == 1
+    assert caplog.text.count("not enough memory for a copy of the state") == 1

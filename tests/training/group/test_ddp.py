@@ -332,7 +332,7 @@ def test_wrapper_built_inside_gets_its_layout_at_its_first_forward(riders: ddp._
     assert late._has_rebuilt_buckets
     assert riders.capture_all() == layouts
     assert not late._forward_pre_hooks, "the steady state pays nothing"
-    with pytest.raises(UsageError, match="anew in each call"):
+    with pytest.raises(UsageError, match="again in each call"):
         iterate(early)
     second.drop()
 

@@ -87,7 +87,7 @@ def test_missing_key_raises_torchs_own_error(keys: RemoteKeys) -> None:
 
 def test_port_closes_with_the_generation(server: KeyServer, keys: RemoteKeys) -> None:
     server._breaker.throw("a member was lost")
-    with pytest.raises(CommunicationError, match="rank 0, which keeps the keys set later, does not answer"):
+    with pytest.raises(CommunicationError, match="rank 0, which keeps later keys, does not answer"):
         keys.ask(LONG, "get", ["a"])
 
 

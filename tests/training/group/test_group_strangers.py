@@ -99,4 +99,4 @@ def test_system_without_socket_filters_is_reported_with_the_port(
         address = listener.getsockname()
         assert gloo.close_to_newcomers(address)
         assert is_let_in(address)
-    assert f"whoever reaches port {address[1]} can use up this process's descriptors. Fix: " in caplog.text
+    assert f"any host that reaches port {address[1]} can use up this process's descriptors. Fix: " in caplog.text

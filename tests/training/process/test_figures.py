@@ -33,10 +33,10 @@ def test_newest_number_of_each_name_is_kept(agent: Any) -> None:
 @pytest.mark.parametrize(
     ("figures", "said"),
     [
-        ({"queue": "many"}, "it is no number"),
-        ({"queue": torch.ones(2)}, "it is no number"),
-        ({"queue": None}, "it is no number"),
-        ({"queue": 10**400}, "it is no number"),
+        ({"queue": "many"}, "it is not a number"),
+        ({"queue": torch.ones(2)}, "it is not a number"),
+        ({"queue": None}, "it is not a number"),
+        ({"queue": 10**400}, "it is not a number"),
         ({"queue": float("nan")}, "expected a finite number"),
         ({"queue": float("inf")}, "expected a finite number"),
         ({"cpu": 1.0}, "by itself"),
@@ -44,7 +44,7 @@ def test_newest_number_of_each_name_is_kept(agent: Any) -> None:
         ({"a\nb": 1.0}, "under another name"),
         ({"\ud800": 1.0}, "under another name"),
         ({"queue": Decimal("1e400")}, "expected a finite number"),
-        ({"queue": "\ud800"}, "it is no number"),
+        ({"queue": "\ud800"}, "it is not a number"),
         ({f"x{number}": 1.0 for number in range(MOST + 1)}, "15 names, at most 14"),
     ],
 )

@@ -158,7 +158,7 @@ def test_late_node_gets_the_verdict_after_the_keys_are_deleted(
         late.set()
         assert last.result(30.0).left == ""
     assert desk.names() == {"last"}
-    assert told == ["pre-flight: the nodes of these slots said nothing in time and were not compared: 3"]
+    assert told == ["pre-flight: the nodes of these slots did not report in time and were not compared: 3"]
 
 
 def test_named_node_leaves_and_is_refused_again_only_on_that_machine(
@@ -199,7 +199,7 @@ def test_node_that_never_meets_is_reported_but_not_blamed(compare: Compare, monk
     desk = Desk()
     with ThreadPoolExecutor(2) as threads:
         told = [text for node in threads.map(lambda slot: compare(desk, slot, 2), range(2)) for text in node.told]
-    assert told == ["pre-flight: the nodes of these slots met nobody in time to add up with: 0, 1"]
+    assert told == ["pre-flight: the nodes of these slots found no partner for a sum in time: 0, 1"]
 
 
 def test_scheduler_death_blames_no_node_for_lost_reports(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -283,8 +283,9 @@ def test_verdict_of_the_largest_world_fits_into_a_value(compare: Compare, monkey
     few = node_check.Judge(reports, slots, shares_all=True).plan()
     assert few.is_last and few.bad == {}
     silent, unmet = few.said
-    assert "said nothing in time and were not compared: 1, 2, 3," in silent and silent.endswith("31, 32 and 4063 more")
-    assert unmet == "the nodes of these slots met nobody in time to add up with: 0"
+    assert "did not report in time and were not compared: 1, 2, 3," in silent
+    assert silent.endswith("31, 32 and 4063 more")
+    assert unmet == "the nodes of these slots found no partner for a sum in time: 0"
     node_check._packed(few)
 
 
@@ -334,7 +335,7 @@ def test_node_with_invalid_reports_is_excluded_and_the_others_compared(
         nodes = list(threads.map(lambda slot: is_named(compare, desk, slot), range(3)))
     assert nodes == [False, False, True]
     last = msgspec.msgpack.decode(desk.store.keys[b"samebits/preflight/last"].value)
-    assert last["said"] == ["the nodes of these slots said nothing in time and were not compared: 3"]
+    assert last["said"] == ["the nodes of these slots did not report in time and were not compared: 3"]
 
 
 def test_endless_plans_are_given_up(compare: Compare, monkeypatch: pytest.MonkeyPatch) -> None:

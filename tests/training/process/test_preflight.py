@@ -31,8 +31,8 @@ def test_healthy_host_passes_and_leaves_nothing_behind(
 ) -> None:
     with caplog.at_level(logging.INFO):
         preflight.require(settings, CPU)
-    assert "4 of 4 products right" in caplog.text and "MB/s are durable in" in caplog.text
-    assert "cpu memory: 64 MiB keep what is written" in caplog.text and "NVIDIA 0: H100, 41 °C" in caplog.text
+    assert "4 of 4 products correct" in caplog.text and "MB/s are durable in" in caplog.text
+    assert "cpu memory: 64 MiB hold what is written" in caplog.text and "NVIDIA 0: H100, 41 °C" in caplog.text
     assert list(tmp_path.iterdir()) == []
 
 
@@ -61,7 +61,7 @@ def test_faulty_memory_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
         return out
 
     monkeypatch.setattr(torch, "bitwise_xor", forgets)
-    assert preflight.memory(CPU).problem == "6 words were not what was written"
+    assert preflight.memory(CPU).problem == "6 words differ from what was written"
 
 
 def test_faulty_device_and_unwritable_disk_are_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_faulty_device_and_unwritable_disk_are_named(settings: Settings, monkeyp
 def test_disk_that_returns_other_data_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = preflight.os.read
     monkeypatch.setattr(preflight.os, "read", lambda descriptor, size: bytes([1, *read(descriptor, size)[1:]]))
-    with pytest.raises(StoreError, match=r"what was written is not what is read\. Fix: "):
+    with pytest.raises(StoreError, match=r"the data read differs from the data written\. Fix: "):
         preflight.write_and_read(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from samebits.core.reports import Phase, Progress
 from samebits.training.run import main_thread_probe
-from samebits.training.run.main_thread_probe import Whereabouts, expect_pause, phase_of, place_of
+from samebits.training.run.main_thread_probe import MainThreadProbe, expect_pause, phase_of, place_of
 
 HERE = str(Path(__file__).relative_to(Path.cwd())) if Path(__file__).is_relative_to(Path.cwd()) else Path(__file__).name
 
@@ -127,14 +127,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def look(clock: list[float], after_s: float, seen: Whereabouts) -> Progress | None:
+def look(clock: list[float], after_s: float, seen: MainThreadProbe) -> Progress | None:
     clock[0] += after_s
     return seen.look()
 
 
 def test_progressing_thread_is_not_reported_and_a_stuck_one_is(clock: list[float]) -> None:
     step = [0]
-    seen = Whereabouts(lambda: step[0], lambda: 7)
+    seen = MainThreadProbe(lambda: step[0], lambda: 7)
     assert look(clock, 1.9, seen) is None
     still = look(clock, 0.2, seen)
     assert still is not None and still.place.startswith(HERE)
@@ -145,7 +145,7 @@ def test_progressing_thread_is_not_reported_and_a_stuck_one_is(clock: list[float
 
 def test_longest_duration_is_remembered_without_the_first_steps(clock: list[float]) -> None:
     step = [0]
-    seen = Whereabouts(lambda: step[0], lambda: 7)
+    seen = MainThreadProbe(lambda: step[0], lambda: 7)
     for took_s in (100.0, 50.0, 4.0, 3.0):
         step[0] += 1
         look(clock, took_s, seen)
@@ -157,7 +157,7 @@ def test_longest_duration_is_remembered_without_the_first_steps(clock: list[floa
 def test_steps_are_counted_rather_than_samples(clock: list[float]) -> None:
     """A job that made many fast steps between two samples is past its first ones."""
     step = [3]
-    seen = Whereabouts(lambda: step[0], lambda: 7)
+    seen = MainThreadProbe(lambda: step[0], lambda: 7)
     step[0] = 20
     assert look(clock, 0.5, seen) is None
     still = look(clock, 3.0, seen)
@@ -165,12 +165,12 @@ def test_steps_are_counted_rather_than_samples(clock: list[float]) -> None:
 
 
 def test_short_step_timeout_is_reported_in_time(clock: list[float]) -> None:
-    seen = Whereabouts(lambda: 1, lambda: 7, 1.0)
+    seen = MainThreadProbe(lambda: 1, lambda: 7, 1.0)
     assert look(clock, 0.6, seen) is not None
 
 
 def test_expected_pause_is_no_standstill(clock: list[float]) -> None:
-    seen = Whereabouts(lambda: 1, lambda: 1)
+    seen = MainThreadProbe(lambda: 1, lambda: 1)
     expect_pause(60)
     assert look(clock, 59.0, seen) is None
     assert look(clock, 1.5, seen) is None, "it starts after the pause"

@@ -145,7 +145,7 @@ def test_saved_position_is_not_reported(loop: Callable[[], None], said: list[str
 def test_global_batch_size_is_refused_where_it_is_recorded(workers: int) -> None:
     sampler = ElasticSampler(DATA)  # 12 samples per rank
     loader = DataLoader(DATA, 2, sampler=sampler, num_workers=workers, generator=torch.Generator())
-    with pytest.raises(UsageError, match=r"test_data_habits\.py:\d+: record_batch\(.*its loader has given"):
+    with pytest.raises(UsageError, match=r"test_data_habits\.py:\d+: record_batch\(.*rank's loader has yielded"):
         for batch, _ in enumerate(loader):
             sampler.record_batch(batch, 4)
 
@@ -153,7 +153,7 @@ def test_global_batch_size_is_refused_where_it_is_recorded(workers: int) -> None
 def test_number_that_does_not_restart_is_refused() -> None:
     sampler = ElasticSampler(DATA)
     next(iter(DataLoader(DATA, 4, sampler=sampler)))
-    with pytest.raises(UsageError, match=r"record_batch\(3, 4\) says that this rank has gone through 16 samples"):
+    with pytest.raises(UsageError, match=r"record_batch\(3, 4\) records 16 samples"):
         sampler.record_batch(3, 4)
 
 
@@ -164,4 +164,4 @@ def test_unrecorded_samples_are_reported_at_the_end_of_their_epoch(said: list[st
         sampler.record_batch(batch, 2)
     sampler.set_epoch(1)
     (line,) = said
-    assert "of the 12 samples that this rank was given in epoch 0 record_batch() was told of 6" in line
+    assert "of the 12 samples that this rank got in epoch 0, record_batch() recorded 6" in line

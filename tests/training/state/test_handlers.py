@@ -427,7 +427,7 @@ def test_tensor_that_an_optimizer_trains_is_in_the_state_or_refused() -> None:
     alpha.data.fill_(3)
     state.load(kept, own=True)
     assert state.alpha is alpha and alpha.requires_grad and not alpha.item()
-    with pytest.raises(UsageError, match="cannot be another object"):
+    with pytest.raises(UsageError, match="cannot be replaced"):
         state.alpha = torch.ones(1)
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from samebits.training.state.data.audited_batch import Computed, KeptBatch, names_of
+from samebits.training.state.data.audited_batch import AuditedBatch, Computed, names_of
 
 MOST = 2**20
 
@@ -56,12 +56,12 @@ class Again(nn.Module):
         return checkpoint(self.inner, x.requires_grad_(), use_reentrant=self.use_reentrant)  # type: ignore[no-any-return]
 
 
-def kept(module: nn.Module) -> tuple[DistributedDataParallel, KeptBatch]:
+def kept(module: nn.Module) -> tuple[DistributedDataParallel, AuditedBatch]:
     wrapper = DistributedDataParallel(module, find_unused_parameters=True)
-    return wrapper, KeptBatch(wrapper, lambda: True)
+    return wrapper, AuditedBatch(wrapper, lambda: True)
 
 
-def again(batch: KeptBatch) -> tuple[Computed, Computed]:
+def again(batch: AuditedBatch) -> tuple[Computed, Computed]:
     taken = batch.take(MOST)
     assert not isinstance(taken, str), taken
     packed, computed = taken
@@ -128,7 +128,7 @@ def test_checkpointed_activations_work_except_the_reentrant_kind() -> None:
     computed, other = again(batch)
     assert computed == other
     wrapper = DistributedDataParallel(Again(use_reentrant=True))
-    batch = KeptBatch(wrapper, lambda: True)
+    batch = AuditedBatch(wrapper, lambda: True)
     wrapper(torch.randn(3, 4)).sum().backward()
     with pytest.raises(ValueError, match="use_reentrant"):
         again(batch)
@@ -147,13 +147,13 @@ def test_irreproducible_gradient_is_explained() -> None:
     assert batch.take(MOST) == "its module is called several times before a backward pass"
     wrapper, batch = kept(nn.Embedding(5, 4, sparse=True))
     wrapper(torch.arange(3)).sum().backward()
-    assert batch.take(MOST) == "a gradient of it is sparse"
+    assert batch.take(MOST) == "one of its gradients is sparse"
 
 
 def test_skipped_step_keeps_nothing_and_evaluation_records_nothing() -> None:
     wants = [True]
     wrapper = DistributedDataParallel(nn.Linear(4, 2))
-    batch = KeptBatch(wrapper, lambda: wants[-1])
+    batch = AuditedBatch(wrapper, lambda: wants[-1])
     wrapper(torch.randn(3, 4)).sum().backward()
     with torch.no_grad():
         wrapper(torch.randn(3, 4))

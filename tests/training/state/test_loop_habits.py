@@ -270,7 +270,7 @@ def test_counter_outside_the_state_is_reported_when_training_restarts(
     assert said == []
     counters.begin()
     assert len(said) == 1
-    assert "a variable outside the state does not go back" in said[0]
+    assert "a variable outside the state is not restored" in said[0]
     assert said[0].startswith(f"test_loop_habits.py:{function.__code__.co_firstlineno}: ")
     counters.begin()
     assert len(said) == 1, "nothing has changed since"

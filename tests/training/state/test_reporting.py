@@ -31,7 +31,7 @@ class Desk:
         )
 
     def tell(self, step: int, text: str, *, is_verdict: bool, comes_again: bool) -> None:
-        assert comes_again is text.endswith("computes it again")
+        assert comes_again is text.endswith("compute it again")
         self.odd.append((step, text))
         self.verdicts += is_verdict
 
@@ -73,8 +73,8 @@ def test_only_rank_0_writes_and_only_for_a_reader(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("total_steps", "values", "text"),
     [
-        (None, {"loss": "low"}, "a value is no number"),
-        (None, {"loss": torch.ones(2)}, "a value is no number"),
+        (None, {"loss": "low"}, "a value is not a number"),
+        (None, {"loss": torch.ones(2)}, "a value is not a number"),
         (None, {"x" * 25: 1}, "the name 'xxx"),
         (None, {"a\x1b[2J": 1}, "the name"),
         (None, {f"v{n}": n for n in range(13)}, "13 values; expected at most 12"),
@@ -132,8 +132,8 @@ def recomputing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Desk:
 def goes_back(desk: Desk, **values: float) -> None:
     """Check that the value makes this rank request the step again, once, at the commit."""
     desk.reports(41, rank=1, **values)
-    assert desk.odd[-1][1].endswith(": everybody goes back to the last commit and computes it again")
-    with pytest.raises(GenerationEndedError, match="rank 0 has reported what training cannot have"):
+    assert desk.odd[-1][1].endswith(": all ranks return to the last commit and compute it again")
+    with pytest.raises(GenerationEndedError, match="rank 0 has reported an anomaly"):
         desk.reporter.vote(desk.process)
     desk.reporter.vote(desk.process)
 

@@ -171,7 +171,7 @@ def test_object_state_refuses_what_steps_change(make: Any) -> None:
 def test_object_cannot_be_replaced() -> None:
     state = small_state()
     model = state.model
-    with pytest.raises(UsageError, match="load the other one's"):
+    with pytest.raises(UsageError, match="load that object's"):
         state.model = nn.Linear(1, 1)
     assert state.model is model
 
