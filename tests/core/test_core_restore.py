@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from samebits.core.messages import Copy, Holdings, KeptCommit, LiveStep, Loan, OrphanedPage, Page, PageLoan, RoundId
+from samebits.core.messages import (
+    Copy,
+    Holdings,
+    KeptCommit,
+    LiveStep,
+    Loan,
+    OrphanedPage,
+    Page,
+    PageLoan,
+    RoundId,
+    Sharding,
+)
 from samebits.core.point import Point
 from samebits.core.records import Cut, GenerationCommitted
 from samebits.core.restore import Restore, choose, differing, lost_progress, lost_steps, must_look
@@ -124,7 +137,7 @@ def test_own_parts_of_a_single_rank_make_all_step_back() -> None:
     assert restore.point == Point(10, 1)
     assert restore.text == (
         "restore point: step 10 of generation 1, from every rank's own checkpoint "
-        "(step 20 is not held by all, and a rank's RNG state and shards are in its own points alone; for RNG states "
+        "(step 20 is not held by all, and a rank's RNG state is in its own points alone; "
         "rng='per_step' avoids this)"
     )
 
@@ -582,3 +595,165 @@ def test_orphaned_page_that_does_not_cover_the_commit_falls_back_to_a_saved_poin
     restore = choose(looked, committed())
     assert (restore.point, restore.page_loans) == (Point(10, 1), ())
     assert "; rank 0 finds no page of its generators in its host's memory" in restore.text
+
+
+# ---- replica keys
+
+HYBRID = Sharding((2, 2), (True, False))  # ranks 0 and 2 hold one shard, 1 and 3 the other
+SHARDED = Sharding((4,), (False,))
+REPLICATED = Sharding((4,), (True,))
+
+
+@pytest.mark.parametrize(
+    ("sharding", "keys"),
+    [
+        (REPLICATED, [(), (), (), ()]),
+        (SHARDED, [(0,), (1,), (2,), (3,)]),
+        (HYBRID, [(0,), (1,), (0,), (1,)]),
+        (Sharding((2, 2), (False, True)), [(0,), (0,), (1,), (1,)]),
+        (Sharding((2, 2), (False, False)), [(0, 0), (0, 1), (1, 0), (1, 1)]),
+        (Sharding((2, 1, 2), (True, False, False)), [(0, 0), (0, 1), (0, 0), (0, 1)]),
+    ],
+)
+def test_the_replica_key_is_the_coordinate_without_what_replicates(
+    sharding: Sharding, keys: list[tuple[int, ...]]
+) -> None:
+    assert [sharding.key_of(rank) for rank in range(4)] == keys
+
+
+def in_mesh(
+    sharding: Sharding | None, *lives: int | None, disks: dict[int, list[int]] | None = None
+) -> dict[int, Holdings]:
+    """What ranks bring that remember the commits of these steps, and hold points of these steps on their disks."""
+    return {
+        rank: Holdings(
+            tuple(Point(step, 1) for step in (disks or {}).get(rank, ())),
+            False,
+            (),
+            live=None if live is None else Point(live, 1),
+            commits=live or 0,
+            sharding=sharding,
+        )
+        for rank, live in enumerate(lives)
+    }
+
+
+@pytest.mark.parametrize(
+    ("sharding", "lives", "disks", "step", "sources"),
+    [
+        (HYBRID, (20, 20, 20, None), {}, 20, {3: 1}),  # one rank lost: its shard is in its replica's memory
+        (HYBRID, (20, 21, 20, None), {0: [10], 1: [10], 2: [10]}, 10, {3: 1}),  # step 21 lacks a shard, step 20 too
+        (HYBRID, (21, 21, 20, None), {}, 21, {2: 0, 3: 1}),  # a replica behind takes the commit of the one ahead
+        (HYBRID, (20, 20, None, None), {}, 20, {2: 0, 3: 1}),  # a whole replica lost
+        (HYBRID, (20, None, None, 20), {}, 20, {1: 3, 2: 0}),  # two ranks of different shards
+        (HYBRID, (20, None, 20, None), {1: [10], 0: [10]}, 10, {2: 0, 3: 1}),  # both of one shard: the disk
+        (HYBRID, (None, None, None, None), {0: [10, 20], 1: [10, 20], 2: [10], 3: [10]}, 20, {2: 0, 3: 1}),
+        (HYBRID, (None, None, None, None), {0: [10, 20], 1: [10], 2: [20], 3: []}, 10, {2: 0, 3: 1}),
+        (SHARDED, (20, 20, 20, None), {rank: [10] for rank in range(4)}, 10, {}),  # each rank goes to its own disk
+        (SHARDED, (20, 20, 20, None), {3: [20]}, 20, {}),  # the lost rank had saved that commit
+        (SHARDED, (20, 20, 20, None), {0: [0], 1: [0]}, 0, {2: 0, 3: 1}),  # saved before anything was sharded
+        (REPLICATED, (20, 21, None, None), {}, 21, {0: 1, 2: 1, 3: 1}),
+        (None, (20, 21, None, None), {}, 21, {0: 1, 2: 1, 3: 1}),
+    ],
+)
+def test_the_point_is_the_newest_that_every_key_has_a_holder_of(
+    sharding: Sharding | None,
+    lives: tuple[int | None, ...],
+    disks: dict[int, list[int]],
+    step: int,
+    sources: dict[int, int],
+) -> None:
+    restore = choose(in_mesh(sharding, *lives, disks=disks), committed())
+    assert (restore.point, restore.lost) == (Point(step, 1), "")
+    assert dict(restore.sources) == sources
+
+
+def test_a_part_that_nobody_holds_ends_the_job_with_its_ranks() -> None:
+    restore = choose(in_mesh(HYBRID, 20, None, 20, None, disks={0: [10], 2: [10]}), committed())
+    assert restore.point is None
+    assert "the part of rank 1, 3 at step 20" in restore.lost and "Fix: bring the checkpoints" in restore.lost
+
+
+def test_a_copy_holds_its_ranks_key() -> None:
+    joined = in_mesh(SHARDED, None, 20, 20, 20)
+    joined[2] = replace(joined[2], copies=(Copy(0, Point(20, 1)), Copy(3, Point(20, 1))))
+    restore = choose(joined, committed())
+    assert (restore.point, restore.lent_by(2)) == (Point(20, 1), (Loan(0, 0),))
+    hybrid = in_mesh(HYBRID, None, 20, None, 20)
+    hybrid[1] = replace(hybrid[1], copies=(Copy(0, Point(20, 1)), Copy(3, Point(20, 1))))
+    restore = choose(hybrid, committed())
+    assert (restore.point, restore.lent_by(1)) == (Point(20, 1), (Loan(0, 0), Loan(2, 0)))
+
+
+def test_a_generator_without_a_page_holds_the_ranks_back_also_where_the_shards_are_there() -> None:
+    joined = in_mesh(HYBRID, 20, 20, 20, None, disks={rank: [10] for rank in range(4)})
+    joined = {rank: replace(one, own_parts=True) for rank, one in joined.items()}
+    assert choose(joined, committed()).point == Point(10, 1)
+    steps = LiveStep(3, False)
+    joined = {rank: replace(one, live_step=steps if rank < 3 else None) for rank, one in joined.items()}
+    joined[3] = replace(joined[3], page=page(20))
+    restore = choose(joined, committed())
+    assert (restore.point, restore.by_page, dict(restore.sources)) == (Point(20, 1), {3}, {3: 1})
+
+
+@pytest.mark.parametrize(
+    ("sharding", "lives", "looks"),
+    [
+        (HYBRID, (20, 20, 20, None), False),
+        (HYBRID, (20, None, 20, None), True),
+        (HYBRID, (21, 21, 20, None), False),
+        (HYBRID, (20, 21, 20, None), True),
+        (SHARDED, (20, 20, 20, None), True),
+        (SHARDED, (20, 20, 20, 20), False),
+        (None, (20, None, None, None), False),
+    ],
+)
+def test_disks_are_asked_if_the_memories_lack_a_key(
+    sharding: Sharding | None, lives: tuple[int | None, ...], looks: bool
+) -> None:
+    joined = {rank: replace(one, looked=False) for rank, one in in_mesh(sharding, *lives).items()}
+    assert must_look(joined, committed()) == looks
+
+
+def test_a_memory_behind_its_key_s_copy_takes_the_copy() -> None:
+    """A commit that others have overtaken within its step is not the one that is meant."""
+    joined = in_mesh(Sharding((2,), (False,)), 20, 20)
+    joined[0] = replace(joined[0], commits=21, copies=(Copy(1, Point(20, 1)),))
+    restore = choose(joined, committed())
+    assert (restore.point, restore.lent_by(0)) == (Point(20, 1), (Loan(1, 1),))
+
+
+@given(data=st.data())
+def test_every_rank_gets_its_part_from_a_holder_of_its_key(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
+    sharding = Sharding(tuple(sizes), tuple(data.draw(st.booleans()) for _ in sizes))
+    size = math.prod(sizes)
+    steps = st.integers(0, 3)
+    joined = {
+        rank: Holdings(
+            tuple(Point(step, 1) for step in data.draw(st.sets(steps))),
+            data.draw(st.booleans()),
+            (),
+            live=data.draw(st.none() | steps.map(lambda step: Point(step, 1))),
+            commits=data.draw(st.integers(0, 2)),
+            copies=tuple(
+                Copy(slot, Point(step, 1)) for slot, step in data.draw(st.sets(st.tuples(st.integers(0, size), steps)))
+            ),
+            sharding=sharding,
+        )
+        for rank in range(size)
+    }
+    restore = choose(joined, committed())
+    if restore.point is None:
+        return
+    keys = [sharding.key_of(rank) for rank in range(size)]
+    for rank in range(size):
+        borrowed = restore.borrowed.get(rank)
+        if borrowed is not None:
+            assert Copy(borrowed.slot, restore.point) in joined[borrowed.keeper].copies
+            assert sharding.key_of(borrowed.slot) == keys[rank]
+            continue
+        source = joined[restore.source_of(rank)]
+        assert restore.point in {*source.points, source.live}
+        is_whole = restore.point.step == 0 and restore.point in source.points
+        assert keys[restore.source_of(rank)] == keys[rank] or is_whole

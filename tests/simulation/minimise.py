@@ -26,6 +26,7 @@ KINDER: tuple[Mapping[str, Any], ...] = (
     {"p_torn": 0.0},
     {"fsync_s": 0.0},
     {"has_own_parts": False},
+    {"sharding": None},
     {"has_memory": False},
     {"spare_num": 0},
     {"compact_bytes": 1 << 22},

@@ -7,9 +7,13 @@ each kind is switched off in more than half of them.
 from __future__ import annotations
 
 import enum
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
+
+from samebits.core.messages import Sharding
 
 
 class Naming(enum.Enum):
@@ -58,6 +62,7 @@ P_ODD_RANK = 0.15
 """Share of runs in which a rank's state becomes different."""
 QUIETER = 0.2
 P_HANGS, P_DRAINS, P_AILMENTS, P_KEYS, P_LOST_DISKS = 0.35, 0.3, 0.3, 0.3, 0.2
+P_SHARDED = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +115,7 @@ class Mix:
     has_odd_rank: bool = False  # at some time a rank's state becomes different; drawn later
     step_timeout_s: float | None = None  # STEP_TIMEOUT; None: learned
     ends_stuck: bool = True  # HANG=end
+    sharding: Sharding | None = None  # in a world of fixed size; drawn later
     calls_every_s: float = 0.0  # how often a process calls the scheduler's keys; 0: never
 
     @property
@@ -144,9 +150,25 @@ class Mix:
             launched=random_of("launched").random() < 0.5,
             step_timeout_s=watch.choice((None, 4.0, 4.0, 4.0, 8.0)),
             ends_stuck=watch.random() < 0.9,
+            sharding=self._draw_sharding(random_of("sharding")),
             calls_every_s=keys.choice((2.0, 5.0)) if keys.random() < P_KEYS else 0.0,
             rates_hz=rates_hz,
         )
+
+    def changed(self, changes: Mapping[str, Any]) -> Mix:
+        """The same but for these values; a mesh that does not fit them is left out."""
+        mix = replace(self, **changes)
+        fits = mix.min_world_size == mix.max_world_size == mix.world_size
+        if mix.sharding is not None and not (fits and math.prod(mix.sharding.sizes) == mix.world_size):
+            mix = replace(mix, sharding=None)
+        return mix
+
+    def _draw_sharding(self, rng: random.Random) -> Sharding | None:
+        if rng.random() >= P_SHARDED or self.min_world_size != self.max_world_size:
+            return None
+        replicas = rng.choice([one for one in range(1, self.world_size + 1) if self.world_size % one == 0])
+        outer = Sharding((replicas, self.world_size // replicas), (True, False))
+        return rng.choice((outer, Sharding(outer.sizes[::-1], (False, True))))
 
     @classmethod
     def draw(cls, rng: random.Random) -> Mix:

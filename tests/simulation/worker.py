@@ -519,11 +519,12 @@ class Worker:
             self._flush()  # otherwise a save that ends now would remove points that are offered here
             self._agent_step(Observed(SavedPoints.of(disk.tellable(self.committed))))
         points = disk.held() if look else ()
-        if committed in points and not mix.has_own_parts:
+        if committed in points and not mix.has_own_parts and mix.sharding is None:
             points = tuple(point for point in points if point >= committed)  # older ones are not even read
         live = self.memory if mix.has_memory else None
         copies = self.world.copies.kept_on(self.agent.job, self.process.host) if look else ()
-        self._agent_step(Entered(Holdings(points, mix.has_own_parts, NUMERICS, blob, place, live, look, copies=copies)))
+        holdings = Holdings(points, mix.has_own_parts, NUMERICS, blob, place, live, look, copies=copies)
+        self._agent_step(Entered(replace(holdings, sharding=mix.sharding)))
 
     def _leave_group(self, *, at_commit: bool = False) -> None:
         """Leave the collective; saves in progress finish before this process's disk is examined."""

@@ -10,7 +10,7 @@ import heapq
 import random
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from samebits.core.agent.agent import AgentCore
@@ -88,7 +88,7 @@ class World(Places):
         super().__init__()
         self.seed = seed
         self.rng = random.Random(seed)
-        self.mix = replace(Mix.draw(self.rng).drawn_later(self.random_of), **(changes or {}))
+        self.mix = Mix.draw(self.rng).drawn_later(self.random_of).changed(changes or {})
         self.schedule: list[Planned] = draw_schedule(self.mix, self.random_of("schedule"))
         self.core_type, self.agent_type = core_type, agent_type
         self.policy = Policy(

@@ -1,6 +1,7 @@
 """FSDP2 on random data: a model that no rank holds completely, with everything a step depends on.
 
-It prints every step and finally the hash of the full weights, gathered from all ranks.
+With ``--mesh`` it is sharded over a mesh of two dimensions, whose first replicates (HSDP), or of one. The script prints
+every step, and at the end the hash of the whole weights, gathered from all ranks.
 """
 
 from __future__ import annotations
@@ -8,31 +9,38 @@ from __future__ import annotations
 import argparse
 import hashlib
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 import samebits
+from samebits.training.process import context
 from tests.system.kill_points import KillPoints
 
 FEATURES = 13
 WIDTH = 9  # no multiple of the ranks: shards differ in size, and a rank may have no part of a bias
 BATCH = 8
 SAMPLES = 512
+PARTS = 3  # modules that fully_shard is called on: so many reductions does a backward pass have
+POLL_S, HELD_S = 0.002, 120.0
+NAMES = ("dp_replicate", "dp_shard")
 
 
 class Layers(nn.Module):
     """float32 (n, FEATURES) to (n, 5)."""
 
-    def __init__(self) -> None:
+    def __init__(self, norm: type[nn.Module] = nn.BatchNorm1d) -> None:
         super().__init__()
         self.first = nn.Linear(FEATURES, WIDTH)
-        self.norm = nn.BatchNorm1d(WIDTH)
+        self.norm = norm(WIDTH)
         self.second = nn.Linear(WIDTH, WIDTH)
         self.last = nn.Linear(WIDTH, 5)
         self.scale = nn.Parameter(torch.ones(1))  # held by one rank only
@@ -44,13 +52,38 @@ class Layers(nn.Module):
         return logits
 
 
-def sharded() -> Layers:
-    """Shard the model as a script does before ``elastic.run``."""
-    model = Layers()
+def sharded(sizes: tuple[int, ...] = ()) -> Layers:
+    """As a script builds it, before ``elastic.run``; over a mesh of these sizes."""
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=NAMES[-len(sizes) :]) if sizes else None
+    model = Layers(nn.LayerNorm if len(sizes) > 1 else nn.BatchNorm1d)
     for layer in (model.first, model.second):
-        fully_shard(layer)
-    fully_shard(model)
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
     return model
+
+
+class Held:
+    """Keeps the shard 0 of a mesh of 2 x 2 in one step's last reduction until its generation has ended.
+
+    The ranks of shard 1 have all their gradients then, and these have not.
+    """
+
+    def __init__(self, step: int, present: Callable[[], int]) -> None:
+        self._step, self._present = step, present
+        self._inner, self._calls = dist.all_reduce, 0
+        self._is_over = False
+        dist.all_reduce = self._all_reduce
+
+    def _all_reduce(self, *args: Any, **named: Any) -> Any:
+        if self._present() == self._step and not self._is_over and samebits.get_rank() % 2 == 0:
+            self._calls += 1
+            if self._calls == PARTS:
+                self._is_over = True
+                deadline = time.monotonic() + HELD_S
+                while not context.current("a held reduction").agent.interrupted:
+                    assert time.monotonic() < deadline, "nobody has ended the generation"
+                    time.sleep(POLL_S)
+        return self._inner(*args, **named)
 
 
 def whole_sha256(model: nn.Module) -> str:
@@ -66,6 +99,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--interval", type=int, default=5, help="steps between checkpoints")
     parser.add_argument("--rng", default="per_step")
+    parser.add_argument("--mesh", type=int, nargs="+", default=(), metavar="SIZE")
+    parser.add_argument("--hold", type=int, default=0, metavar="STEP", help="see Held")
     parser.add_argument("--pause-ms", type=float, default=0.0)
     parser.add_argument("--kill", action="append", default=[], metavar="RANK:POINT[:NUMBER]")
     parser.add_argument("--marks", type=Path, default=Path(), help="where a kill that has happened is marked")
@@ -82,7 +117,7 @@ def main() -> None:
     images, labels = torch.randn(SAMPLES, FEATURES), torch.randint(0, 5, (SAMPLES,))
     sampler = samebits.ElasticSampler(range(SAMPLES), shuffle=True, seed=1)
     loader = DataLoader(TensorDataset(images, labels), batch_size=BATCH, sampler=sampler, generator=torch.Generator())
-    model = sharded()
+    model = sharded(tuple(args.mesh))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.9)
     state = samebits.elastic.TorchState(
@@ -95,6 +130,8 @@ def main() -> None:
         rng=args.rng,
         checkpoint=samebits.CheckpointConfig(save_checkpoint_steps=args.interval, keep_checkpoint_max=3),
     )
+    if args.hold:
+        Held(args.hold, lambda: state.step + 1)
     model.second.register_full_backward_hook(lambda *_: points.here("backward", state.step + 1))
     if args.begin_with is not None:
         samebits.elastic.load_dcp(state, args.begin_with)
@@ -107,7 +144,9 @@ def main() -> None:
                 optimizer.zero_grad()
                 loss = F.cross_entropy(model(inputs), targets)
                 loss.backward()
-                nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # a collective of DTensor itself
+                points.here("reduced", state.step + 1)
+                if state.step % 2 == 0:
+                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # a collective of DTensors' own
                 optimizer.step()
                 schedule.step()
                 sampler.record_batch(batch, BATCH)

@@ -53,6 +53,7 @@ MAX_VALUE_BYTES = 1 << 16  # of a key's value, as msgpack
 
 Pairs = Few[tuple[str, str]]
 Settings = Annotated[tuple[tuple[Name, Name], ...], Meta(max_length=MAX_SETTINGS)]
+Size = Annotated[int, Meta(ge=1, le=2**31 - 1)]
 OwnNode = Annotated[str, line(MAX_NODE_CHARS, least=1, pattern="^[^ /]*$")]
 """A node id that a process may choose. It becomes a folder's name, so it has no "/"."""
 Key = Annotated[bytes, Meta(min_length=1, max_length=MAX_KEY_BYTES)]
@@ -209,6 +210,32 @@ class LiveStep(Value, frozen=True):
     draws_late: bool  # drew between the last collective and the commit
 
 
+class Sharding(Value, frozen=True):
+    """How a device mesh divides a state among the ranks, which fill the mesh in their order.
+
+    Attributes:
+        sizes: ranks along each dimension of the mesh, outermost first.
+        replicates: for each dimension, whether the ranks along it hold the same part.
+    """
+
+    sizes: Few[Size]
+    replicates: Few[bool]
+
+    @property
+    def has_replicas(self) -> bool:
+        """Whether another rank holds the same part as each rank."""
+        return any(replicates and size > 1 for size, replicates in zip(self.sizes, self.replicates, strict=False))
+
+    def key_of(self, rank: int) -> tuple[int, ...]:
+        """Return the rank's replica key: its coordinate without the dimensions that replicate."""
+        key: list[int] = []
+        for size, replicates in zip(reversed(self.sizes), reversed(self.replicates), strict=False):
+            rank, coordinate = divmod(rank, size)
+            if not replicates:
+                key.append(coordinate)
+        return tuple(reversed(key))
+
+
 class Holdings(Value, frozen=True):
     """The state that a process brings into a round; ``restore.choose`` weighs it."""
 
@@ -227,6 +254,7 @@ class Holdings(Value, frozen=True):
     back_to: Point | None = None  # the point that it has returned to, as the round asked
     folder: Annotated[str, line(MAX_FOLDER_CHARS)] = ""  # where it searched for ``points``
     failed_with: Annotated[str, Meta(max_length=MAX_END_CHARS)] = ""  # the runtime error that ended its generation
+    sharding: Sharding | None = None  # None: every rank's point holds the whole state
 
 
 # ---- worker → scheduler -------------------------------------------------------------------------------------------

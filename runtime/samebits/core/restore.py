@@ -1,26 +1,32 @@
 """Choose a generation's restore point and its sources (docs/contributors/architecture.md).
 
-Replicated state needs one holder, so the choice is the newest point that any member holds. A copy that a buddy keeps
-for another rank counts, and returns that rank's own parts too. The last commit is usually in a survivor's memory. Disks
-are read only if no memory has enough, because reading one (every byte is verified) may take longer than the rest of a
-recovery.
+Each rank has a *replica key*: ranks with equal keys hold the same part of the state (:class:`.messages.Sharding`). The
+point is the newest for which every key has a holder; a rank that lacks the point gets it from a rank with its key. A
+replicated state has one key, so one holder is enough; where each rank holds a shard of its own, every rank must hold
+the point. What a member keeps for another rank, as its buddy, counts as held under that rank's key. The point of step 0
+is saved before anything is sharded, so on any disk it holds every key.
 
-Generators' states, which only a rank's own point contains, may have survived in its page (:func:`page_obstacle`). If
-not, they require, as shards do, the newest point that all such ranks or their buddies hold. If there is none, the
-newest point is used, and the choice's text names the parts that are derived instead.
+The last commit is in the memory of the survivors, so disks are asked only if the memories do not hold every key:
+looking at one (every byte is verified) may take longer than the rest of a recovery.
+
+The states of a rank's generators are in its own points, and may have outlived it in its page (:func:`page_obstacle`).
+Otherwise all go back to the newest point that these ranks, or their buddies, hold. If there is none, the newest stands,
+and the choice says what is derived instead. A part without a holder cannot be derived: then there is no point.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from samebits.core.messages import Holdings, LiveStep, Loan, Page, PageLoan, Pairs
 from samebits.core.point import Point
 from samebits.core.records import GenerationCommitted
 from samebits.core.state import is_on_line
 from samebits.core.values import replace
+
+Key: TypeAlias = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,7 @@ class Restore:
     serves: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # ``sources``, by holder
     by_page: frozenset[int] = frozenset()  # those in ``sources`` whose generators are restored from pages
     page_loans: tuple[PageLoan, ...] = ()  # the pages of those that another rank has
+    lost: str = ""  # why there is no point, although members hold some
 
     def source_of(self, rank: int) -> int:
         """Return the rank that provides ``rank``'s point: itself if it holds one."""
@@ -89,6 +96,10 @@ def must_look(
     newest = max((member.live for member in joined.values() if member.live is not None), default=None)
     if newest is None or (newest.generation != committed.generation and newest != committed.restore):
         return True
+    keys = _keys(joined)
+    remembered = {keys[rank] for rank in _in_memory(joined, newest)}
+    if not remembered.issuperset(keys.values()):
+        return True
     found = _pages(joined, newest, _slots_of(joined, slots))
     return any(
         member.own_parts and newest not in {member.live, *member.points} and found[rank].obstacle
@@ -126,30 +137,41 @@ def choose(
     best = max(everything, default=None)
     if best is None:
         return Restore(None, frozenset(), {}, "no restore point yet: every rank starts from rank 0's initial state")
+    keys = _keys(joined)
+    missing = {one: _without_holder(one, joined, held, copies, slot_of, keys) for one in everything}
+    complete = {one for one, without in missing.items() if not without}
+    if not complete:
+        lost = _parts_lost(best, missing[best], keys)
+        return Restore(None, frozenset(), {}, lost, lost=lost)
     needing = [rank for rank, member in joined.items() if member.own_parts]
-    common = set.intersection(*(own[rank] for rank in needing)) if needing else {best}
-    point = max(common, default=best)
-    newest = max((member.commits for member in joined.values() if member.live == point), default=0)
-    in_memory = dict.fromkeys(
-        rank for rank, one in sorted(joined.items()) if one.live == point and one.commits == newest
-    )
-    trusted = {rank: None for rank in in_memory if rank not in suspects}
-    in_memory = trusted or in_memory
+    common = complete.intersection(*(own[rank] for rank in needing))
+    point = max(common or complete)
+    in_memory = dict.fromkeys(_trusted(_in_memory(joined, point), suspects, keys))
+    remembered = {keys[rank] for rank in in_memory}
     # After one step there may be several commits (one more at an epoch's end), and a disk has the first. If a memory
-    # holds the point, its last commit counts. Only ranks with parts of their own use their own disk even so.
-    holders = dict.fromkeys(
+    # holds the point, its last commit is meant; a rank with parts of its own uses its own disk nevertheless.
+    on_disk = [
         rank
         for rank, one in sorted(joined.items())
-        if point in held[rank] and (not in_memory or rank in in_memory or (one.own_parts and one.live != point))
-    )
+        if point in held[rank] and one.live != point and (keys[rank] not in remembered or one.own_parts)
+    ]
+    holders = dict.fromkeys(sorted([*in_memory, *on_disk]))
     kept = {slot: keepers[point] for slot, keepers in copies.items() if point in keepers}
-    without = {rank: slot_of[rank] for rank in joined if point not in held[rank]}
-    borrowed = _borrow({rank: slot for rank, slot in without.items() if joined[rank].own_parts or not holders}, kept)
-    if not holders:  # only buddies have it: a rank without a copy of its own point takes another's
-        borrowed |= _share(sorted(without.keys() - borrowed.keys()), kept)
+    held_keys = {keys[rank] for rank in holders}
+    without = {
+        rank: slot_of[rank]
+        for rank in joined
+        if point not in held[rank] or (rank not in holders and keys[rank] not in held_keys)
+    }
+    borrowed = _borrow(
+        {rank: slot for rank, slot in without.items() if joined[rank].own_parts or keys[rank] not in held_keys}, kept
+    )
+    # Of a key that only keepers have, a rank without a copy of its own point takes another's.
+    unserved = [rank for rank in sorted(without) if rank not in borrowed and keys[rank] not in held_keys]
+    borrowed |= _share(unserved, kept, keys, slot_of)
     lacking = [rank for rank in joined if rank not in borrowed and rank not in holders]
-    senders = list(in_memory or holders)
-    sources = {rank: senders[index % len(senders)] for index, rank in enumerate(lacking)}  # shared evenly
+    initial = [rank for rank, one in joined.items() if point.step == 0 and point in one.points]
+    sources = _sources(lacking, (list(in_memory), on_disk), initial, keys)
     by_page = frozenset(
         rank for rank in lacking if point == live and joined[rank].own_parts and not pages[rank].obstacle
     )
@@ -158,7 +180,8 @@ def choose(
     )
     has_pages = live == best and any(one.page is not None or one.orphaned_pages for one in joined.values())
     why = {rank: pages[rank].obstacle for rank in needing if has_pages and best not in own[rank]}
-    text = _explain(point, best, holders, in_memory, lacking, borrowed, why)
+    shardless = [rank for rank in joined if keys[rank] in missing[best]]
+    text = _explain(point, best, shardless, holders, in_memory, lacking, borrowed, why)
     if by_page:
         text += f"; the generators of rank {_some(sorted(by_page))} are restored from its page in memory"
     derived = [
@@ -200,6 +223,73 @@ def lost_steps(found: Point | None, known: Point | None) -> str:
         f"every rank had the restore point of step {known.step}, which can no longer be used: training goes back to "
         f"step {found.step} and repeats {known.step - found.step} steps. Fix: to keep them, stop the job "
         f"before its next checkpoint, bring the missing checkpoints back (a mount, CHECKPOINT_PATH), and recover"
+    )
+
+
+def _keys(joined: Mapping[int, Holdings]) -> dict[int, Key]:
+    """By rank, its replica key; of a replicated state all keys are equal."""
+    return {rank: () if one.sharding is None else one.sharding.key_of(rank) for rank, one in joined.items()}
+
+
+def _in_memory(joined: Mapping[int, Holdings], point: Point) -> list[int]:
+    """The ranks whose memory holds the last commit of this point's step."""
+    newest = max((member.commits for member in joined.values() if member.live == point), default=0)
+    return [rank for rank, one in sorted(joined.items()) if one.live == point and one.commits == newest]
+
+
+def _trusted(ranks: Sequence[int], suspects: Collection[int], keys: Mapping[int, Key]) -> list[int]:
+    """Leave the suspects out, except of a key that nobody else holds."""
+    sound = {keys[rank] for rank in ranks if rank not in suspects}
+    return [rank for rank in ranks if rank not in suspects or keys[rank] not in sound]
+
+
+def _without_holder(
+    point: Point,
+    joined: Mapping[int, Holdings],
+    held: Mapping[int, Collection[Point]],
+    copies: Mapping[int, Mapping[Point, int]],
+    slot_of: Mapping[int, int],
+    keys: Mapping[int, Key],
+) -> set[Key]:
+    """The keys that nobody holds at this point."""
+    if point.step == 0 and any(point in one.points and point in held[rank] for rank, one in joined.items()):
+        return set()  # saved before anything was sharded
+    key_of_slot = {slot_of[rank]: key for rank, key in keys.items()}
+    found = {key_of_slot.get(slot, ()) for slot, keepers in copies.items() if point in keepers}
+    # A memory whose commit others have overtaken within the step holds another one than is meant.
+    found |= {keys[rank] for rank, one in joined.items() if point in held[rank] and one.live != point}
+    found |= {keys[rank] for rank in _in_memory(joined, point)}
+    return set(keys.values()) - found
+
+
+def _sources(
+    lacking: Sequence[int], held: Sequence[Sequence[int]], initial: Sequence[int], keys: Mapping[int, Key]
+) -> dict[int, int]:
+    """By rank without the point, a holder of its key; shared evenly.
+
+    Args:
+        lacking: these ranks.
+        held: the holders, those to be preferred first.
+        initial: the ranks whose disks hold the point of step 0, which is whole there.
+        keys: of all ranks.
+    """
+    sources: dict[int, int] = {}
+    served: dict[tuple[int, ...], int] = {}
+    for rank in lacking:
+        alike = (tuple(one for one in holders if keys[one] == keys[rank]) for holders in held)
+        senders = next((some for some in alike if some), tuple(initial))
+        sources[rank] = senders[served.setdefault(senders, 0) % len(senders)]
+        served[senders] += 1
+    return sources
+
+
+def _parts_lost(newest: Point, without: Collection[Key], keys: Mapping[int, Key]) -> str:
+    """Explain that for no point every part of the state is left."""
+    ranks = sorted(rank for rank, key in keys.items() if key in without)
+    return (
+        f"the state is sharded, and no memory, copy, buffer or disk holds the part of rank {_some(ranks)} at step "
+        f"{newest.step}, nor is any older point held in all its parts. Fix: bring the checkpoints of these ranks or of "
+        "their replicas back, or mount them, and call `samebits recover`; `samebits run --fresh` gives the job up"
     )
 
 
@@ -286,10 +376,24 @@ def _borrow(wanted: Mapping[int, int], kept: Mapping[int, int]) -> dict[int, Bor
     return {rank: Borrowed(kept[slot], slot) for rank, slot in wanted.items() if slot in kept}
 
 
-def _share(ranks: Sequence[int], kept: Mapping[int, int]) -> dict[int, Borrowed]:
-    """Return copies for these ranks, shared evenly."""
-    some = [Borrowed(keeper, slot) for slot, keeper in sorted(kept.items())]
-    return {rank: some[index % len(some)] for index, rank in enumerate(ranks)}
+def _share(
+    ranks: Sequence[int], kept: Mapping[int, int], keys: Mapping[int, Key], slot_of: Mapping[int, int]
+) -> dict[int, Borrowed]:
+    """Copies of their keys' points for these ranks, shared evenly."""
+    key_of_slot = {slot_of[rank]: key for rank, key in keys.items()}
+    borrowed: dict[int, Borrowed] = {}
+    for rank in ranks:
+        some = [
+            Borrowed(keeper, slot) for slot, keeper in sorted(kept.items()) if _may_lend(slot, key_of_slot, keys[rank])
+        ]
+        if some:
+            borrowed[rank] = some[len(borrowed) % len(some)]
+    return borrowed
+
+
+def _may_lend(slot: int, key_of_slot: Mapping[int, Key], key: Key) -> bool:
+    """Whether a copy of a slot's point holds this key's part; of a slot without a rank that is known if all is one."""
+    return key_of_slot.get(slot, ()) == key
 
 
 def _by_keeper(borrowed: Mapping[int, Borrowed]) -> dict[int, tuple[Loan, ...]]:
@@ -309,6 +413,7 @@ def _by_source(sources: Mapping[int, int]) -> dict[int, tuple[int, ...]]:
 def _explain(
     point: Point,
     best: Point,
+    without: Sequence[int],
     holders: Collection[int],
     in_memory: Collection[int],
     lacking: list[int],
@@ -329,10 +434,12 @@ def _explain(
         keepers = sorted({one.keeper for one in borrowed.values()})
         parts.append(f"from copies that rank {_some(keepers)} keeps for rank {_some(sorted(borrowed))}")
     text += ", ".join(parts) + (f"; sent to rank {_some(lacking)}" if lacking else "")
-    if point != best:
+    if point != best and without:
+        text += f" (step {best.step} is not held by all, and nobody else holds the shard of rank {_some(without)})"
+    elif point != best:
         text += (
-            f" (step {best.step} is not held by all, and a rank's RNG state and shards are in its own points alone; "
-            "for RNG states rng='per_step' avoids this"
+            f" (step {best.step} is not held by all, and a rank's RNG state is in its own points alone; rng='per_step' "
+            "avoids this"
         )
         text += "".join(f"; rank {rank} {reason}" for rank, reason in list(why.items())[:1]) + ")"
     return text

@@ -40,6 +40,29 @@ def has_reduce_scatter_group(info: Any) -> bool:
     return getattr(info, "reduce_scatter_process_group", None) is not None
 
 
+def replicates(info: Any) -> tuple[bool, ...]:
+    """For each dimension of a mesh, whether FSDP2 replicates over it. Relies on ``shard_mesh_dim``."""
+    return tuple(dimension != info.shard_mesh_dim for dimension in range(info.mesh.ndim))
+
+
+def place_in(info: Any) -> tuple[tuple[int, int], ...]:
+    """The size and this process's rank along the sharding dimension, and the replicating one if there is one.
+
+    Relies on ``shard_mesh_size``, ``shard_mesh_rank`` and the same two of an ``HSDPMeshInfo`` for ``replicate``.
+    """
+    kinds = ("shard", "replicate") if hasattr(info, "replicate_mesh_size") else ("shard",)
+    return tuple((getattr(info, f"{kind}_mesh_size"), getattr(info, f"{kind}_mesh_rank")) for kind in kinds)
+
+
+def refresh(info: Any) -> tuple[tuple[int, int], ...]:
+    """Have an ``FSDPMeshInfo`` read sizes, ranks and groups from its mesh again; returns its place, as above.
+
+    Relies on ``__post_init__`` reading all of them.
+    """
+    info.__post_init__()
+    return place_in(info)
+
+
 def give_mesh_group(mesh: Any, pg: dist.ProcessGroup) -> None:
     """Make a mesh of one dimension use this group from now on.
 

@@ -8,10 +8,12 @@ handled only here and, for FSDP2, in ``fsdp2_private``.
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
@@ -20,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store
 from torch.distributed import ProcessGroupGloo, distributed_c10d
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import dataloader
 
@@ -255,6 +258,86 @@ def uninstall_default_group(pg: dist.ProcessGroup) -> list[dist.ProcessGroup]:
     _c10d._unregister_all_process_groups()
     world.group_count = 0
     return subgroups
+
+
+# ---- device meshes
+
+
+@dataclass(frozen=True, slots=True)
+class MeshPlan:
+    """What the constructor of a ``DeviceMesh`` was asked for.
+
+    Attributes:
+        device_type: as torch has it.
+        sizes, ranks: of the mesh; of a part of another mesh they are empty.
+        names: of its dimensions; empty without.
+        root: the mesh that it is a part of.
+        has_groups: whether the constructor makes its groups.
+        has_options: whether it was given options for these.
+    """
+
+    device_type: str
+    sizes: tuple[int, ...]
+    ranks: tuple[int, ...]
+    names: tuple[str, ...]
+    root: DeviceMesh | None
+    has_groups: bool
+    has_options: bool
+
+
+def mesh_plan(
+    construct: Callable[..., None], mesh: DeviceMesh, args: Sequence[Any], named: Mapping[str, Any]
+) -> MeshPlan:
+    """Read the arguments of ``DeviceMesh.__init__``.
+
+    Relies on the names of its arguments, and on ``_MeshLayout.remap_to_tensor``, whose first result is the whole mesh
+    where the layout has every rank of the map.
+    """
+    bound = inspect.signature(construct).bind(mesh, *args, **named).arguments
+    names, root = tuple(bound.get("mesh_dim_names") or ()), bound.get("_root_mesh")
+    options = bound.get("backend_override")
+    has_options = options is not None and any(one != (None, None) for one in options)
+    placed = torch.empty(0, dtype=torch.int)
+    if root is None:
+        layout: Any = bound.get("_layout")
+        given = bound.get("mesh")
+        placed = layout.remap_to_tensor(bound["_rank_map"])[0] if given is None else torch.as_tensor(given).cpu()
+    return MeshPlan(
+        device_type=bound["device_type"],
+        sizes=tuple(placed.shape),
+        ranks=tuple(placed.flatten().tolist()),
+        names=names,
+        root=root,
+        has_groups=bool(bound.get("_init_backend", True)),
+        has_options=has_options,
+    )
+
+
+def become_mesh(mesh: DeviceMesh, fresh: DeviceMesh) -> object:
+    """Give a mesh the contents of a new one; returns what held the old one's groups.
+
+    Relies on a mesh's contents being its ``__dict__``, in which its hash is computed anew.
+    """
+    before = dict(vars(mesh))
+    vars(mesh).clear()
+    vars(mesh).update(vars(fresh))
+    return before
+
+
+def root_of_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The mesh that this one was sliced from. Relies on ``DeviceMesh._get_root_mesh``."""
+    return mesh._get_root_mesh()
+
+
+def end_mesh(mesh: DeviceMesh, reason: str) -> None:
+    """Have whoever asks a mesh for a group fail with the reason.
+
+    Relies on ``DeviceMesh._dim_group_names``, by which groups are found, and on ``_pg_registry``.
+    """
+    bare: Any = mesh
+    bare._dim_group_names = [reason for _ in bare._dim_group_names]
+    if hasattr(bare, "_pg_registry"):
+        bare._pg_registry = {}
 
 
 # ---- data

@@ -2,9 +2,10 @@
 
 If a point was committed and none is left, no generation starts.
 
-A copy that a member keeps for a slot counts as a point of that slot's rank, whose own parts are restored with it. Disks
-need not be examined if a member remembers a commit of the last generation, or its starting point: its peers cannot be
-further without it. Anything older in a memory may have been overtaken, so then every disk counts.
+A copy that a member keeps for a slot counts as a point of that slot's rank, whose own parts come back with it. Of a
+sharded state each part comes from a rank that holds the same one, and a point counts only if every part of it is held.
+Disks need not be asked where a member remembers a commit of the last generation, or what that started from: its peers
+cannot have come further without it. Anything older in a memory may have been overtaken, so then every disk counts.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class RestorePoint(Checker):
         on_line = [{point for point in _held(join) if is_kept(point, kept)} for join in joins]
         copies = [copy for join in joins for copy in join.copies if is_kept(copy.point, kept)]
         expected = _greatest(joins, on_line, copies, record.slots)
+        if expected is None and any(on_line):
+            self.violated(f"{record}: of no point every part is held, {on_line} and copies {copies}")
         if not all(join.looked for join in joins) and line.committed and not self._suffices(joins, on_line):
             self.violated(f"{record}: memories {[join.live for join in joins]} do not tell; not every disk was asked")
         known = self.world.witness.disk.committed_point
@@ -67,7 +70,11 @@ class RestorePoint(Checker):
         newest = max(remembered, key=lambda point: (point.step, point.generation), default=None)
         if newest is None or (newest.generation != last.generation and newest != last.restore):
             return False
-        return all(newest in points for join, points in zip(joins, on_line, strict=True) if join.own_parts)
+        parts = _parts(joins)
+        remembered_parts = {part for part, join in zip(parts, joins, strict=True) if join.live == newest}
+        return remembered_parts == set(parts) and all(
+            newest in points for join, points in zip(joins, on_line, strict=True) if join.own_parts
+        )
 
     def _said(self, session: str, message: GenerationStarted) -> None:
         line = self.world.witness.line
@@ -87,7 +94,14 @@ class RestorePoint(Checker):
         assert source is not None and own is not None, "a member that is told of a generation has joined it"
         if message.serves and restore not in _held(own):
             self.violated(f"{message}: it serves what it does not hold, {own}")
+        parts = _parts([join for join in joins if join is not None])
+        is_whole = restore.step == 0 and restore in own.points
+        for rank in message.serves:
+            if parts[rank] != parts[message.rank] and not is_whole:
+                self.violated(f"{message}: it serves rank {rank}, which holds another part")
         for loan in message.lends:
+            if parts[record.slots.index(loan.slot) if loan.slot in record.slots else loan.rank] != parts[loan.rank]:
+                self.violated(f"{message}: it lends rank {loan.rank} another part's point")
             if Copy(loan.slot, restore) not in own.copies:
                 self.violated(f"{message}: it lends what it does not keep, {own}")
             has_own_copy = any(Copy(record.slots[loan.rank], restore) in join.copies for join in joins if join)
@@ -103,13 +117,35 @@ def _held(join: Holdings) -> set[Point]:
     return {*join.points, *([join.live] if join.live is not None else [])}
 
 
+def _parts(joins: list[Holdings]) -> list[tuple[int, ...]]:
+    """By rank, which part of the state it holds: its place in the mesh but for where it is one of several replicas."""
+    parts = []
+    for rank, join in enumerate(joins):
+        part, below = [], 1
+        if join.sharding is not None:
+            for size, replicates in zip(join.sharding.sizes[::-1], join.sharding.replicates[::-1], strict=True):
+                part += [] if replicates else [rank // below % size]
+                below *= size
+        parts.append(tuple(part))
+    return parts
+
+
 def _greatest(
     joins: list[Holdings], on_line: list[set[Point]], copies: list[Copy], slots: tuple[int, ...]
 ) -> Point | None:
     """Return the most advanced; if members need their own parts, the most advanced that those all hold, or others for
     them.
     """
-    everything = set().union(*on_line, {copy.point for copy in copies})
+    parts = _parts(joins)
+    part_of_slot = dict(zip(slots, parts, strict=True))
+    everything = {
+        point
+        for point in set().union(*on_line, {copy.point for copy in copies})
+        if (point.step == 0 and any(point in join.points for join in joins))
+        or {part for part, points in zip(parts, on_line, strict=True) if point in points}
+        | {part_of_slot.get(copy.slot, ()) for copy in copies if copy.point == point}
+        >= set(parts)
+    }
     of_slots = [
         points | {copy.point for copy in copies if copy.slot == slot}
         for slot, points in zip(slots, on_line, strict=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from samebits.core.messages import CommittedPoint, GenerationStarted, Said
+from samebits.core.messages import CommittedPoint, GenerationStarted, Said, Sharding
 from samebits.core.point import Point
 from samebits.core.ready import Ready
 from samebits.core.records import PointCommitted
@@ -73,6 +73,22 @@ class _LendsAnothers(SchedulerCore):
         return ready
 
 
+def _any_source(
+    lacking: Sequence[int], held: Sequence[Sequence[int]], initial: Sequence[int], keys: Mapping[int, Any]
+) -> dict[int, int]:
+    return {rank: next(one for holders in (*held, initial) for one in holders) for rank in lacking}
+
+
+SHARDED = {
+    "save_every": 1,
+    "world_size": 4,
+    "min_world_size": 4,
+    "max_world_size": 4,
+    "has_own_parts": False,
+    "has_memory": True,
+    "sharding": Sharding((2, 2), (True, False)),
+    "rates_hz": {"disk lost": 0.3},
+}
 LOST_DISKS = {"save_every": 1, "world_size": 3, "has_own_parts": True, "rates_hz": {"disk lost": 0.3}}
 NO_DISKS = {"save_every": 1, "saves_s": 0.01, "rates_hz": {"every disk lost": 0.1}}
 AWAY = {"keep": 2, "save_every": 1, "world_size": 3, "rates_hz": {"partition": 0.2, "scheduler killed": 0.1}}
@@ -107,6 +123,23 @@ MUTANTS = (
         100,
         patches={"samebits.core.rounds.rendezvous.lost_progress": lambda found, committed, joined: ""},
         changes=NO_DISKS,
+    ),
+    Mutant(
+        "another part's holder serves",
+        frozenset({"S9"}),
+        100,
+        patches={"samebits.core.restore._sources": _any_source},
+        changes=SHARDED,
+    ),
+    Mutant(
+        "a point counts though nobody holds a part of it",
+        frozenset({"S9"}),
+        100,
+        patches={
+            "samebits.core.restore._without_holder": lambda *_: set(),
+            "samebits.core.restore._sources": _any_source,
+        },
+        changes=SHARDED,
     ),
     Mutant("another slot's copy is lent", frozenset({"S9"}), 100, _LendsAnothers, changes=LOST_DISKS),
 )

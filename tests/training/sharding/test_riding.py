@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -11,10 +13,17 @@ from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolic
 from torch.distributed.tensor import Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from samebits.errors import UsageError
+from samebits.core.messages import Sharding
+from samebits.errors import CheckpointError, UsageError
+from samebits.training import fsdp2_private
+from samebits.training.group import meshes
 from samebits.training.sharding import regrouping
+from samebits.training.state.handlers import copied_tree
+from samebits.training.state.sharded_values import ShardedValues
+from samebits.training.state.torch_state import TorchState
 from tests.training.sharding.worlds import (
     RANKS,
+    alone,
     locals_of,
     loss_of,
     sharded_model,
@@ -129,6 +138,108 @@ def test_interrupted_window_adds_nothing_to_the_next_one(policy: dict[str, torch
             assert torch.equal(one.grad._local_tensor, other.grad._local_tensor)  # type: ignore[union-attr]
 
 
+NAMES = ("dp_replicate", "dp_shard")
+
+
+def mesh_model(sizes: tuple[int, ...]) -> nn.Sequential:
+    return sharded_model(mesh=init_device_mesh("cpu", sizes, mesh_dim_names=NAMES[-len(sizes) :]))
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (3, 2), (6, 1), (1, 6), (6,)], ids=str)
+@pytest.mark.parametrize("rank", [0, 3, 5])
+def test_over_a_declared_mesh_parameters_are_cut_as_fully_shard_does_it(sizes: tuple[int, ...], rank: int) -> None:
+    with alone():
+        model = mesh_model(sizes)
+        loss_of(model)
+        require(model)
+    with world(rank, 6):
+        meshes.form_all()
+        regrouping.attach([model], [])
+        stock = mesh_model(sizes)
+        for one, other in zip(model.parameters(), stock.parameters(), strict=True):
+            assert one._spec == other._spec  # type: ignore[attr-defined]
+            assert torch.equal(one._local_tensor, other._local_tensor)  # type: ignore[attr-defined]
+        for mine, theirs in zip(regrouping._groups(model), regrouping._groups(stock), strict=True):
+            assert fsdp2_private.place_in(mine.mesh_info) == fsdp2_private.place_in(theirs.mesh_info)
+            assert mine.mesh_info.shard_process_group is mine.mesh_info.mesh.get_group(NAMES[-1])
+        before = locals_of(model)
+        loss_of(model)
+    with world(rank, 6):
+        meshes.form_all()
+        regrouping.attach([model], [])
+        assert all(torch.equal(one, other) for one, other in zip(locals_of(model), before, strict=True))
+        for group in regrouping._groups(model):
+            info = group.mesh_info
+            assert info.shard_process_group is info.mesh.get_group(NAMES[-1])
+            assert len(sizes) == 1 or info.replicate_process_group is info.mesh.get_group(NAMES[0])
+    with world(1, 6):
+        meshes.form_all()
+        with pytest.raises(UsageError, match="cannot take another rank's place"):
+            regrouping.attach([model], [])
+
+
+def test_ranks_that_hold_the_same_part_are_those_along_the_replicating_dimension() -> None:
+    with alone():
+        state = sharded_state()
+        assert state.sharding(4) == Sharding((4,), (False,))
+        hybrid = TorchState(model := mesh_model((2, 3)), torch.optim.Adam(model.parameters()), rng="per_step")
+        assert hybrid.sharding(6) == Sharding((2, 3), (True, False))
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        for part, sizes in zip(model, ((2, 3), (3, 2)), strict=True):
+            fully_shard(part, mesh=init_device_mesh("cpu", sizes, mesh_dim_names=NAMES))
+        with pytest.raises(UsageError, match=r"several meshes: 2 x 3 \(dp_replicate, dp_shard\); 3 x 2"):
+            TorchState(model, torch.optim.Adam(model.parameters())).sharding(6)
+
+
+def test_a_replicas_point_is_taken_and_that_of_another_shard_is_refused() -> None:
+    def state_of(seed: int) -> TorchState:
+        model = sharded_model(seed, mesh=init_device_mesh("cpu", (2, 2), mesh_dim_names=NAMES))
+        return TorchState(model, torch.optim.Adam(model.parameters()), rng="per_step")
+
+    with alone():
+        holder, lost = state_of(0), state_of(1)
+        other = state_of(0)
+    contents = []
+    for rank, state in ((1, holder), (0, other)):
+        with world(rank, 4):
+            meshes.form_all()
+            regrouping.attach([state.model], [state.optimizer])
+            contents.append(copied_tree(state.contents()))
+    expected = locals_of(holder.model)
+    with world(3, 4):
+        meshes.form_all()
+        regrouping.attach([lost.model], [lost.optimizer])
+        before = locals_of(lost.model)
+        with pytest.raises(CheckpointError, match=r"the restore point holds \[0:4.* this rank's part is \[4:7"):
+            lost.load(contents[1], own=False)
+        assert all(torch.equal(one, two) for one, two in zip(locals_of(lost.model), before, strict=True))
+        lost.load(contents[0], own=False)
+        assert all(torch.equal(one, two) for one, two in zip(locals_of(lost.model), expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("norm", "is_refused"),
+    [
+        (nn.BatchNorm1d(4), True),
+        (nn.BatchNorm1d(4, track_running_stats=False), False),
+        (nn.SyncBatchNorm(4), False),
+        (nn.LayerNorm(4), False),
+    ],
+    ids=["statistics", "none", "alike", "other"],
+)
+def test_statistics_that_no_replica_holds_are_refused(norm: nn.Module, is_refused: bool) -> None:
+    with alone():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=NAMES)
+        model = fully_shard(nn.Sequential(nn.Linear(4, 4), norm), mesh=mesh)
+        sharded = ShardedValues.of(TorchState(model, torch.optim.SGD(model.parameters(), 0.1)).handlers)
+        assert sharded is not None
+        expected = pytest.raises(
+            UsageError, match=r"state\.model\.1 \(FSDPBatchNorm1d\)|state\.model\.1 \(BatchNorm1d\)"
+        )
+        with expected if is_refused else contextlib.nullcontext():
+            sharded.require_supported()
+
+
 # --- what is not supported --------------------------------------------------------------------------------------------
 
 
@@ -159,11 +270,14 @@ def test_parameters_without_values_are_refused() -> None:
             require(model)
 
 
-def test_hybrid_sharding_is_refused() -> None:
+def test_a_mesh_that_was_not_declared_is_refused() -> None:
     with world():
         mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("replicate", "shard"))
         model = fully_shard(nn.Linear(4, 4), mesh=mesh)
-        with pytest.raises(UsageError, match=r"model \(FSDPLinear\) uses a mesh of its own \(hybrid"):
+        with pytest.raises(
+            UsageError,
+            match=r"model \(FSDPLinear\) uses a mesh that is a part of another one, or was not built between",
+        ):
             require(model)
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from samebits.core.messages import Sharding
 from samebits.core.point import Point
 from samebits.errors import CheckpointError, UsageError
 from samebits.training.process import context
@@ -105,8 +106,8 @@ def test_pieces_are_read_into_their_existing_memory() -> None:
         assert places <= {tensor.data_ptr() for name, tensor in live if name in shards}
 
 
-def test_sharded_state_has_own_parts_even_while_it_is_whole() -> None:
-    assert sharded_state(rng="per_step").has_own_parts  # a restarted process asks for its own point
+def test_sharded_state_names_its_shards_even_while_it_is_whole() -> None:
+    assert sharded_state(rng="per_step").sharding(3) == Sharding((3,), (False,))  # nobody else holds its part
 
 
 def test_only_parts_equal_on_all_ranks_are_compared() -> None:
@@ -131,11 +132,17 @@ def test_pieces_changed_through_data_return_to_the_last_commit() -> None:
 
 
 def test_point_of_another_rank_is_refused() -> None:
-    state = trained()
+    other, state = trained(), trained()
+    with world(0, RANKS):
+        contents = through_a_point(entered(other))
     with world(1, RANKS):
         before = pieces_of(entered(state))
+        with pytest.raises(
+            CheckpointError, match=r"0\.weight: the restore point holds \[0:3.* this rank's part is \[3:6"
+        ):
+            state.load(contents, own=False)
         with pytest.raises(CheckpointError, match=r"state\.model\.0\.weight: this rank's part of it is in no point"):
-            state.load(through_a_point(state), own=False)
+            state.load({**contents, "own": {}}, own=False)
         require_same(pieces_of(state), before)
 
 

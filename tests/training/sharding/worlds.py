@@ -13,6 +13,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from samebits.training.group import meshes
+from samebits.training.group.group import form_alone
 from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.torch_state import TorchState
 
@@ -32,6 +34,19 @@ def world(rank: int = 0, size: int = 1) -> Iterator[None]:
         if dist.is_initialized():
             dist.destroy_process_group()
         _clear_sharding_prop_cache()  # otherwise an operator's result has the mesh of another rank's world
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """As a process between ``samebits.init()`` and ``elastic.run``; the meshes of earlier tests are forgotten."""
+    meshes._meshes._roots.clear()
+    meshes._meshes._parts.clear()
+    group = form_alone(torch.device("cpu"), alone=lambda: "before")
+    try:
+        yield
+    finally:
+        group.drop()
+        _clear_sharding_prop_cache()
 
 
 def sharded_model(seed: int = 0, **options: Any) -> nn.Sequential:

@@ -349,7 +349,7 @@ class Rendezvous:
         if restore.point is None and state.rolled_back is not None:
             self.has_no_way_back = True
             return
-        self.points_lost = lost_progress(restore.point, state.known_point, by_rank)
+        self.points_lost = restore.lost or lost_progress(restore.point, state.known_point, by_rank)
         if self.points_lost:
             return
         if state.rolled_back is None and (less := lost_steps(restore.point, state.known_point)):

@@ -31,8 +31,8 @@ from samebits.training.checkpoint.kept_generators import KeptGenerators
 from samebits.training.checkpoint.rank_checkpoints import RankCheckpoints
 from samebits.training.checkpoint.rollback_copies import RollbackCopies, RollbackCopy, bytes_in
 from samebits.training.checkpoint.save_schedule import comparisons_by, due_by
-from samebits.training.group import ddp, transfer
-from samebits.training.group.group import Group, is_communication_failure
+from samebits.training.group import ddp, meshes, transfer
+from samebits.training.group.group import Group, discard, is_communication_failure
 from samebits.training.process.context import Worker
 from samebits.training.process.member_info import MemberInfo
 from samebits.training.sharding.whole import has_pieces, whole
@@ -147,7 +147,8 @@ class StatePoints:
         """
         if self._folder is None:
             return ()
-        return self._folder.held(None if self._state.has_own_parts else committed)
+        is_alike = not self._state.has_own_parts and not self._state.shards()
+        return self._folder.held(committed if is_alike else None)
 
     @property
     def searched(self) -> str:
@@ -418,7 +419,12 @@ class StatePoints:
             self._become(received, own=own)
             self.compare(0, is_save=True)
             self.save_first()
-        self._state.enter_group()  # sharded values stay whole until here, so that all ranks begin with the same
+        self._enter_group()  # what is sharded was whole until here, so that all begin with the same
+
+    def _enter_group(self) -> None:
+        """Let the script's meshes, and what is sharded over them, have the generation's groups. A collective."""
+        discard([meshes.form_all()])
+        self._state.enter_group()
 
     def take_from_rank_0(self) -> None:
         """Copy rank 0's current state to all ranks. A collective."""
@@ -446,8 +452,8 @@ class StatePoints:
         generation = self.present()
         holds = generation.source == generation.rank
         is_live = holds and live == point
-        own = self._state.contents()["own"] if not holds and live == point else None  # at most one commit behind
-        self._state.enter_group()
+        own = self._state.contents()["own"] if not holds and live == point else None  # a commit behind, no more
+        self._enter_group()
         if live is not None and live.step > point.step:
             log.say(f"goes back from step {live.step} to step {point.step}: {live.step - point.step} to be done again")
         if not is_live:
@@ -456,7 +462,10 @@ class StatePoints:
             # All transfers in one order, by their sources: ranks that both send and receive cannot deadlock.
             received = None if holds or generation.source > generation.rank else self._receive(formed)
             if is_live:
-                self._send(point, self._live, meanwhile=lambda: ddp.attach_all(formed, self.layouts))
+                # The point of step 0 was saved before anything was sharded: whole, so that any rank can take its part.
+                is_initial = point.step == 0 and self._state.shards() and self.folder.has_on_disk(point)
+                own_of = self._from_folder if is_initial else self._live
+                self._send(point, own_of, meanwhile=lambda: ddp.attach_all(formed, self.layouts))
                 return
             self._send(point, self._from_folder)
             found, filled = self._load(point) if holds else (received or self._receive(formed))
@@ -570,12 +579,38 @@ class StatePoints:
             digest.update(snapshot.bytes_of(tensor))
         digest.update(repr((self._state.completed_steps, self.commits, ddp.capture_all())).encode())
         gathered = transfer.begin_gather(digest.intdigest() >> 1, self._process.device)
+        compare_shards = self._begin_comparing_shards()
 
         def finish() -> None:
             digests = gathered()
             if len(set(digests)) > 1:
                 self._tell_difference()
             transfer.require_equal(digests, "the restored state")
+            compare_shards()
+
+        return finish
+
+    def _begin_comparing_shards(self) -> Callable[[], object]:
+        """Begin to compare this rank's shards with those of its replicas. A collective where there are any.
+
+        Returns:
+            What waits for the outcome, and raises LayoutError, on every rank, if they differ.
+        """
+        world_size = self.present().world_size
+        sharding = self._state.sharding(world_size)
+        if sharding is None or not sharding.has_replicas:
+            return _nothing
+        digest = xxhash.xxh3_64()
+        for shard in self._state.shards():
+            digest.update(snapshot.bytes_of(shard))
+        gathered = transfer.begin_gather(digest.intdigest() >> 1, self._process.device)
+        keys = [sharding.key_of(rank) for rank in range(world_size)]
+
+        def finish() -> None:
+            digests = gathered()
+            for key in dict.fromkeys(keys):
+                alike = {rank: digests[rank] for rank in range(world_size) if keys[rank] == key}
+                transfer.require_equal(alike, "the restored shard")
 
         return finish
 
@@ -595,6 +630,14 @@ class StatePoints:
         if len(set(transfer.gather(layouts >> 1, device))) == 1 < len(set(values)):
             self.digests.tell(now)
             self._process.agent.wait_for_end_of_generation()
+
+    def wait_for_gradients(self) -> None:
+        """Return when every rank has all gradients of its step, so that none takes a step that another cannot take.
+
+        Raises:
+            RuntimeError: a rank was lost; this one is still at its last commit.
+        """
+        transfer.gather(0, self._process.device)
 
     def wait_for_all(self) -> None:
         """Return when every rank has called this, or the group is broken."""
@@ -645,7 +688,7 @@ class StatePoints:
         self.due.become(contents.get("due", {}))
         is_own = found.header.slot == self.folder.slot
         if self.present().by_page:
-            own = {"rng": self.generators.states_at(found.header.point, self.commits)}
+            own = {**contents["own"], "rng": self.generators.states_at(found.header.point, self.commits)}
         if own is not None:
             contents, is_own = {**contents, "own": own}, True
         self._state.load(contents, own=is_own)

@@ -278,6 +278,7 @@ def _require_supported(ddp: DistributedDataParallel, *, has_sparse: bool) -> Non
         "a buffer hook (_register_buffer_comm_hook): its state is not part of a restore point": hasattr(
             ddp, "buffer_hook"
         ),
+        "device_mesh: its groups end with their generation": getattr(ddp, "device_mesh", None) is not None,
         "mixed_precision: its hooks live on the old reducer; use torch.autocast": ddp.mixed_precision is not None,
         "an optimizer inside backward (_apply_optimizer_in_backward): a lost peer would leave half a step": any(
             hasattr(parameter, "_in_backward_optimizers") for parameter in parameters

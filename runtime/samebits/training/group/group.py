@@ -32,6 +32,7 @@ from samebits.training.group.breakable_group import BreakableGroup
 from samebits.training.group.breaker import EXIT_GRACE_S, Breaker, begin_breakable, expect_no_end, run_aside
 from samebits.training.group.failure import is_communication_failure
 from samebits.training.group.meeting_store import Exchange, MeetingStore
+from samebits.training.group.meshes import Declaring
 from samebits.training.group.recorder import Recorder
 from samebits.training.group.sampler_refusal import SamplerRefusal
 
@@ -102,7 +103,7 @@ class Group:
         self.endpoints = endpoints = gloo.Endpoints()
         timeout = timedelta(seconds=timeout_s)
         store = MeetingStore(exchange, rank, world_size, address, self._breaker, endpoints, timeout, info)
-        self._samplers: SamplerRefusal | None = None
+        self._guards: list[SamplerRefusal | Declaring] = []
         self._all_info = store.all_info  # a list of its own: nothing here may keep the store
         self._link: _Link | None
         if devices.backend_of(device, backend) == dist.Backend.GLOO:
@@ -194,16 +195,16 @@ class Group:
         if self._breaker.throw(reason) and link is not None:
             link.cut()
 
-    def refuse_samplers(self, alone: Callable[[], str]) -> None:
-        """As long as this group is torch's, no ``DistributedSampler`` takes its size for the job's."""
-        self._samplers = SamplerRefusal(alone)
+    def guard_script(self, alone: Callable[[], str]) -> None:
+        """As long as this group is torch's, no ``DistributedSampler`` and no mesh takes its size for the job's."""
+        self._guards = [SamplerRefusal(alone), Declaring(alone)]
 
     def step_aside(self) -> None:
         """Take the group out of torch, and no more, so that the next one can be formed; to be dropped afterwards.
 
         For a group without subgroups: those would lose their names.
         """
-        self._admit_samplers()
+        self._end_guards()
         if self._pg is not None:
             torch_private.uninstall_default_group(self._pg)
 
@@ -213,7 +214,7 @@ class Group:
         A group that is dropped is broken as well: nothing may wait in it any longer.
         """
         self._end_link("it was dropped")
-        self._admit_samplers()
+        self._end_guards()
         # The lists are emptied elsewhere: nothing here may keep one of their objects, or it would be freed here.
         groups = [] if self._pg is None else [*torch_private.uninstall_default_group(self._pg), self._pg]
         works = _unfinished(groups)
@@ -241,10 +242,9 @@ class Group:
                 return
             time.sleep(_LOOK_S)
 
-    def _admit_samplers(self) -> None:
-        if self._samplers is not None:
-            self._samplers.end()
-            self._samplers = None
+    def _end_guards(self) -> None:
+        while self._guards:
+            self._guards.pop().end()
 
     def end_with_process(self, deadline: float) -> None:
         """Leave nothing of the group to the interpreter's shutdown; called once, when nothing else runs any more.
@@ -408,7 +408,7 @@ def form_alone(
         *(device, 0, 1, _Alone()), name="this process alone", address=address, alone=alone, backend=backend
     ).form()
     if alone is not None:
-        group.refuse_samplers(alone)
+        group.guard_script(alone)
     return group
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -180,16 +180,18 @@ def begin_gather(number: int, device: torch.device) -> Callable[[], list[int]]:
     return finish
 
 
-def require_equal(digests: Sequence[int], what: str) -> None:
-    """Compare what every rank has given.
+def require_equal(digests: Sequence[int] | Mapping[int, int], what: str) -> None:
+    """Compare what every rank has given, or by rank what some have.
 
     Raises:
-        LayoutError: it differs; the message names the ranks that differ from rank 0.
+        LayoutError: it differs; the message names the ranks that differ from the first.
     """
-    different = [rank for rank, one in enumerate(digests) if one != digests[0]]
+    given = digests if isinstance(digests, Mapping) else dict(enumerate(digests))
+    first = next(iter(given))
+    different = [rank for rank, one in given.items() if one != given[first]]
     if different:
         raise LayoutError(
-            f"{what} of rank {', '.join(map(str, different))} differs from rank 0's: training on would diverge "
+            f"{what} of rank {', '.join(map(str, different))} differs from rank {first}'s: training on would diverge "
             f"silently. Start the job anew with `{spelled('run', '--fresh')}`, and report this with the logs"
         )
 

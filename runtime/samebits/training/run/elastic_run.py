@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from samebits.core.agent.events import EnterAgain
-from samebits.core.messages import MAX_END_CHARS, GenerationStarted, Holdings, Place
+from samebits.core.messages import MAX_END_CHARS, GenerationStarted, Holdings, Place, Sharding
 from samebits.core.point import Point
 from samebits.core.reports import Progress
 from samebits.errors import (
@@ -32,7 +32,7 @@ from samebits.store.step_record import LogHeader
 from samebits.training import torch_private
 from samebits.training.checkpoint.replay import Replay, require_steps
 from samebits.training.checkpoint.state_points import StatePoints
-from samebits.training.group import ddp, flight_record, group, transfer
+from samebits.training.group import ddp, flight_record, group, meshes, transfer
 from samebits.training.group import device as devices
 from samebits.training.main_thread_time import main_thread
 from samebits.training.process import numerics
@@ -83,11 +83,13 @@ class ElasticRun:
         self._comparison: Callable[[], None] | None = None  # of the state this generation began with
         self._commits = 0  # of this process
         self._uncommitted = 0  # optimizer steps since its last commit
+        self._has_replicas = False  # of its shards
         measures = process.settings.straggler != "off"
         self._step_times = StepTimes(process.settings.heartbeat_interval_s if measures else None)
         torch_private.follow_batches(_took_batch)
         if self._step_log is not None:
             require_steps(state)
+        meshes.require_world(process.settings.min_worker_num, process.settings.max_worker_num)
         if process.admitted.slot is None:
             warm_up(state, process.device, process.group)
         self._take_seat()
@@ -167,6 +169,8 @@ class ElasticRun:
         self._require_equal()
         ddp.sync_buffers_all()
         ddp.settle_all()
+        if self._has_replicas:
+            self._points.wait_for_gradients()
         if self._process.device.type != "cpu" and self._process.group is not None:
             began_s = time.perf_counter()
             devices.settle(self._process.device)
@@ -334,13 +338,25 @@ class ElasticRun:
 
     def _enter(self) -> GenerationStarted | Point:
         self._tuning.begin()
-        self._numerics = numerics.describe(self._process.device)
+        sharding = self._sharding()
+        self._has_replicas = sharding is not None and sharding.has_replicas
+        self._numerics = (*numerics.describe(self._process.device), *self._meshes())
         self._begin_to_connect(self._next_place())
         with self._process.departure.waits(), self._tuning.waits():
             generation = self._agent.enter(self._entry(look=False), self._enter_again)
         if isinstance(generation, Point):
             self._begin_to_connect(None)
         return generation
+
+    def _meshes(self) -> Iterator[tuple[str, str]]:
+        """What must be the same on every rank, and is compared as what decides bits is."""
+        for number, one in enumerate(meshes.declared()):
+            yield f"device mesh {number}", str(one)
+        if (sharding := self._sharding()) is not None:
+            yield "sharding", f"{sharding.sizes} replicated {sharding.replicates}"
+
+    def _sharding(self) -> Sharding | None:
+        return self._state.sharding(self._process.admitted.world_size)
 
     def _next_place(self) -> Place | None:
         """Return the place of the open round, else the current one, else the seat's; None in a spare."""
@@ -374,6 +390,7 @@ class ElasticRun:
         return Holdings(
             points=tuple(self._points.held(committed)) if look else (),
             own_parts=self._state.has_own_parts,
+            sharding=self._sharding(),
             numerics=self._numerics,
             blob=b"" if group is None else group.blob(),
             place=None if group is None else group.place,

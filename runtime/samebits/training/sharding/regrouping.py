@@ -18,16 +18,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from samebits.core.messages import Sharding
 from samebits.errors import UsageError
-from samebits.training import fsdp2_private
+from samebits.training import fsdp2_private, torch_private
+from samebits.training.group import meshes
 from samebits.training.group.group import discard
 from samebits.training.sharding import pieces
 
-__all__ = ["accumulates", "attach", "is_flattened", "require_supported", "reset"]
+__all__ = ["accumulates", "attach", "is_flattened", "require_supported", "reset", "sharding_of"]
 
 _STATE_MODULE = "torch.distributed.fsdp._fully_shard._fsdp_state"
 _FSDP1_MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
-_DECLINED = "build it with fully_shard(module) on the default mesh, or run with ENABLE_RECOVERY=0"
+_DECLINED = (
+    "build it with fully_shard(module) on the default mesh or one of init_device_mesh with one or two dimensions, or "
+    "run with ENABLE_RECOVERY=0"
+)
 
 
 def require_supported(name: str, module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -63,14 +68,10 @@ def require_supported(name: str, module: nn.Module, optimizers: Sequence[torch.o
 
 
 def _unsupported(group: Any) -> str:
-    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo
-
     infos = [group.mesh_info, *(param.mesh_info for param in group.fsdp_params)]
-    if any(
-        type(one) is not FSDPMeshInfo or one.mesh.ndim != 1 or fsdp2_private.is_part_of_larger_mesh(one)
-        for one in infos
-    ):
-        return "a mesh of its own (hybrid sharding, several dimensions)"
+    for one in infos:
+        if reason := _unsupported_mesh(one):
+            return reason
     if any(param.is_dtensor for param in group.fsdp_params):
         return "parameters that were DTensors before (tensor parallelism)"
     if group.post_forward_mesh_info not in (None, group.mesh_info):
@@ -78,6 +79,39 @@ def _unsupported(group: Any) -> str:
     if fsdp2_private.has_reduce_scatter_group(group.mesh_info):
         return "set_separate_reduce_scatter_group: a group that ends with its generation"
     return ""
+
+
+def _unsupported_mesh(info: Any) -> str:
+    from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, HSDPMeshInfo
+
+    declaration = meshes.declaration_of(info.mesh)
+    if type(info) not in (FSDPMeshInfo, HSDPMeshInfo) or fsdp2_private.is_part_of_larger_mesh(info):
+        return "some dimensions of a larger mesh (dp_mesh_dims, replicate)"
+    if declaration is None and (info.mesh.ndim != 1 or torch_private.root_of_mesh(info.mesh) is not info.mesh):
+        return "a mesh that is a part of another one, or was not built between samebits.init() and elastic.run"
+    return ""
+
+
+def sharding_of(module: nn.Module, world_size: int) -> tuple[str, Sharding]:
+    """The mesh that a module is sharded over, in words, and how it divides the job's ranks.
+
+    Raises:
+        UsageError: ``fully_shard`` was called with different meshes.
+    """
+    found = {}
+    for info in _mesh_infos(module):
+        declaration = meshes.declaration_of(info.mesh)
+        replicates = fsdp2_private.replicates(info)
+        if declaration is None:
+            found["the default mesh"] = Sharding((world_size,), replicates)
+        else:
+            found[str(declaration)] = Sharding(declaration.sizes, replicates)
+    if len(found) != 1:
+        raise UsageError(
+            f"{type(module).__name__} is sharded over several meshes: {'; '.join(sorted(found))}. Fix: give every "
+            "fully_shard() the same mesh"
+        )
+    return found.popitem()
 
 
 def attach(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]) -> None:
@@ -92,6 +126,9 @@ def attach(modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimi
     for module in modules:
         reset(module)
         mesh = next(group.mesh_info.mesh for group in _groups(module))
+        if meshes.declaration_of(mesh) is not None:
+            _enter_mesh(module, optimizers)
+            continue
         before = (mesh.size(), mesh.get_coordinate()[0])
         if before == (world_size, rank):
             _move(module, pg)
@@ -128,6 +165,26 @@ def reset(module: nn.Module) -> None:
             fsdp2_private.reset_iteration(state)
 
 
+def _enter_mesh(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Take a module into the groups that its declared mesh has now; the first time its parameters are whole.
+
+    Raises:
+        UsageError: its parameters are cut for another place in the mesh.
+    """
+    is_new = False
+    for info in _mesh_infos(module):
+        before, now = fsdp2_private.place_in(info), fsdp2_private.refresh(info)
+        is_new |= before != now
+        if before != now and any(size != 1 for size, _ in before):
+            raise UsageError(
+                f"{type(module).__name__} is sharded for the place {before} (size and rank along each dimension) in "
+                f"its mesh, and this generation has given this process the place {now}: a sharded rank cannot take "
+                "another rank's place. Fix: restart this process"
+            )
+    if is_new:
+        _cut(module, optimizers)
+
+
 # --- one group to the next --------------------------------------------------------------------------------------------
 
 
@@ -153,6 +210,11 @@ def _shard(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer], pg: d
     for info in _mesh_infos(module):
         info.mesh, info.shard_process_group = mesh, pg
         info.shard_mesh_size, info.shard_mesh_rank = pg.size(), pg.rank()
+    _cut(module, optimizers)
+
+
+def _cut(module: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+    """Let each parameter, and its moments, be this rank's part; all are whole."""
     cut = {id(param.sharded_param) for group in _groups(module) for param in group.fsdp_params}
     for group in _groups(module):
         for param in group.fsdp_params:
@@ -222,6 +284,7 @@ def _held_groups(module: nn.Module) -> Iterator[object]:
     """Yield what keeps the last generation's group alive: FSDP2, and the meshes, each with its own registry."""
     for info in _mesh_infos(module):
         yield info.shard_process_group
+        yield getattr(info, "replicate_process_group", None)
         yield fsdp2_private.groups_held_by(info.mesh)
     for _, parameter in pieces.paths_of(dict(module.named_parameters()), ""):
         yield fsdp2_private.groups_held_by(parameter.device_mesh)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from samebits.core.messages import Sharding
 from samebits.core.point import Point
 from samebits.core.reports import PartKind
 from samebits.errors import UsageError
@@ -188,6 +189,10 @@ class State(ABC):
     def has_own_parts(self) -> bool:
         """Whether a rank's own points hold values that no other rank's points have."""
         return False
+
+    def sharding(self, world_size: int) -> Sharding | None:
+        """Return which of the job's ranks hold the same part of the state; None if each holds all of it."""
+        return None
 
     @property
     def complete_epoch(self) -> int | None:

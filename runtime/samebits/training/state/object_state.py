@@ -210,7 +210,7 @@ class ObjectState(State):
             )
         for name, unlisted in contents["shared"].get("unlisted", {}).items():  # absent in points of SameBits 0.1
             self.handlers[name].load_unlisted(unlisted)
-        self.load_values(values, contents["own"] if own else {})
+        self.load_values(values, contents["own"])  # shards are a replica's, too: each says where it lies
         self._committed_steps = contents["shared"]["steps"]
         if self._rng is not RngMode.SAVED:
             return

@@ -6,11 +6,15 @@ this rank's own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
+from samebits.core.messages import Sharding
 from samebits.errors import UsageError
 from samebits.training.sharding import pieces, regrouping
 from samebits.training.state.handlers import ModuleHandler, OptimizerHandler, StateHandler
@@ -68,7 +72,44 @@ class ShardedValues:
                     f"state.{path} is a DTensor that belongs to no fully_shard module: keep its full_tensor() there, "
                     "or run with ENABLE_RECOVERY=0"
                 )
+        if self.has_replicas:
+            self._require_alike()
         self._is_supported = True
+
+    def _require_alike(self) -> None:
+        """Refuse what differs between the ranks that hold the same part.
+
+        Raises:
+            UsageError: a module keeps statistics of its own rank's batches.
+        """
+        for name, module in self._modules.items():
+            for path, one in module.named_modules():
+                is_local = isinstance(one, _BatchNorm) and not isinstance(one, nn.SyncBatchNorm)
+                if is_local and one.track_running_stats:
+                    raise UsageError(
+                        f"state.{name}.{path} ({type(one).__name__}) keeps statistics of its own rank's batches, which "
+                        "no replica holds. Fix: nn.SyncBatchNorm.convert_sync_batchnorm(model), "
+                        "track_running_stats=False, or a mesh without a replicating dimension"
+                    )
+
+    @functools.cached_property
+    def has_replicas(self) -> bool:
+        """Whether a rank's part is also another rank's."""
+        return self.sharding(1).has_replicas
+
+    def sharding(self, world_size: int) -> Sharding:
+        """How the mesh divides the job's ranks: which of them hold the same part.
+
+        Raises:
+            UsageError: the modules are sharded over different meshes.
+        """
+        found = {name: regrouping.sharding_of(module, world_size) for name, module in self._modules.items()}
+        if len(set(found.values())) > 1:
+            raise UsageError(
+                f"{'; '.join(f'state.{name} is sharded over {mesh}' for name, (mesh, _) in found.items())}. Fix: give "
+                "every fully_shard() the same mesh"
+            )
+        return next(iter(found.values()))[1]
 
     def accumulates(self) -> bool:
         """Return whether a module holds gradients that are not reduced yet."""

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from samebits.core.messages import Sharding
 from samebits.core.point import Point
 from samebits.core.reports import PartKind
 from samebits.errors import UsageError
@@ -150,15 +151,14 @@ class TorchState(ObjectState):
 
     # ---- the session's
 
-    @property
-    def has_own_parts(self) -> bool:
-        """Whether a rank's own points hold values that no other rank's points have."""
-        return self._sharded is not None or super().has_own_parts
+    def sharding(self, world_size: int) -> Sharding | None:
+        """As :meth:`State.sharding`."""
+        return None if self._sharded is None else self._sharded.sharding(world_size)
 
     @property
     def generators(self) -> Generators | None:
-        """This process's generators, if nothing else is exclusive to its own points; shards are."""
-        return super().generators if self._sharded is None else None
+        """As :meth:`State.generators`: without replicas, a rank's own points hold its shards, too."""
+        return super().generators if self._sharded is None or self._sharded.has_replicas else None
 
     def bind(self, session: CommitSink | None, rank: int) -> None:
         """Send commits to ``session`` from now on, and draw random numbers as this rank.

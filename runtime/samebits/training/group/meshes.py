@@ -1,0 +1,264 @@
+"""Device meshes that a script builds before ``elastic.run``, where its process is in a group of one.
+
+Which rank a process will be is open until then: a spare learns it when it takes a place. So a mesh of several ranks is
+built for one, with its dimensions and names. When a generation's group stands, the mesh gets the contents of a new one
+of the declared sizes, and so again in each later generation: the objects that the script, FSDP2 and every DTensor hold
+stay the same. All ranks build the groups in the order in which their script has built the meshes.
+
+A mesh that is built inside the function belongs to one call of it, as groups of ``dist.new_group`` do.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import sys
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from samebits.errors import UsageError
+from samebits.training import torch_private
+from samebits.training.group.calling_place import calling_place, is_library
+
+__all__ = ["Declared", "Declaring", "declaration_of", "declared", "form_all", "require_world"]
+
+QUERY_ALONE = (
+    "{call} of a device mesh {when} samebits.elastic.run: this process has no place in the mesh yet. "
+    "Fix: call it inside the function that elastic.run calls"
+)
+_MANY = 64
+_ENDED = "the groups of a device mesh that was built in an earlier call of the function that elastic.run runs"
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """What a script has asked for.
+
+    Attributes:
+        sizes: ranks along each dimension, outermost first.
+        names: of the dimensions; empty if they have none.
+    """
+
+    sizes: tuple[int, ...]
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        sizes = " x ".join(map(str, self.sizes))
+        return f"{sizes} ({', '.join(self.names)})" if self.names else sizes
+
+
+class _DeclaredMesh(DeviceMesh):
+    """A mesh while its process is alone: nothing outside torch may take its sizes, rank or groups for the job's."""
+
+    def size(self, mesh_dim: int | None = None) -> int:
+        _refuse_script("size()")
+        return super().size(mesh_dim)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        _refuse_script("shape")
+        return super().shape
+
+    @property
+    def mesh(self) -> torch.Tensor:
+        _refuse_script("mesh")
+        return super().mesh
+
+    def get_rank(self) -> int:
+        _refuse_script("get_rank()")
+        return super().get_rank()
+
+    def get_local_rank(self, mesh_dim: int | str | None = None) -> int:
+        _refuse_script("get_local_rank()")
+        return super().get_local_rank(mesh_dim)
+
+    def get_coordinate(self) -> Any:
+        _refuse_script("get_coordinate()")
+        return super().get_coordinate()
+
+    def get_group(self, mesh_dim: int | str | None = None) -> dist.ProcessGroup:
+        _refuse_script("get_group()")
+        return super().get_group(mesh_dim)
+
+    def get_all_groups(self) -> list[dist.ProcessGroup]:
+        _refuse_script("get_all_groups()")
+        return super().get_all_groups()
+
+
+def _refuse_script(call: str) -> None:
+    if not is_library(sys._getframe(2).f_code.co_filename):
+        raise UsageError(f"{calling_place()}: {QUERY_ALONE.format(call=call, when=_meshes.alone())}")
+
+
+_Mesh: TypeAlias = "weakref.ref[DeviceMesh]"
+
+
+class _Meshes:
+    """The meshes of this process, weakly, in the order in which they were built."""
+
+    def __init__(self) -> None:
+        self._construct: Any = None  # torch's own constructor, once this one's has taken its place
+        self._alone: Callable[[], str] | None = None
+        self._builds = False  # what is built now is only another mesh's contents
+        self._roots: list[tuple[_Mesh, Declared]] = []
+        self._parts: list[tuple[_Mesh, tuple[str, ...]]] = []  # slices of these
+        self._passing: list[_Mesh] = []  # built inside a generation
+
+    def alone(self) -> str:
+        """Which side of the training this process is on."""
+        return "before" if self._alone is None else self._alone()
+
+    def declare(self, alone: Callable[[], str]) -> None:
+        self._alone = alone
+        if self._construct is None:
+            self._construct = DeviceMesh.__init__
+            DeviceMesh.__init__ = self._constructor(self._construct)  # type: ignore[method-assign]
+
+    def end(self) -> None:
+        self._alone = None
+
+    def _constructor(self, construct: Any) -> Callable[..., None]:
+        @functools.wraps(construct)
+        def build(mesh: DeviceMesh, *args: Any, **named: Any) -> None:
+            if self._builds:
+                construct(mesh, *args, **named)
+            else:
+                self._build(mesh, torch_private.mesh_plan(construct, mesh, args, named), args, named)
+
+        return build
+
+    def _build(self, mesh: DeviceMesh, plan: torch_private.MeshPlan, args: Any, named: Any) -> None:
+        if plan.root is not None:
+            self._construct(mesh, *args, **named)
+            if declaration_of(plan.root) is not None:
+                self._require_slice(plan)
+                if len(self._parts) % _MANY == 0:  # torch slices meshes on its own account, too
+                    _alive(self._parts)
+                self._parts.append((weakref.ref(mesh), plan.names))
+                if self._alone is not None:
+                    mesh.__class__ = _DeclaredMesh
+        elif self._alone is None or math.prod(plan.sizes) == 1:
+            self._construct(mesh, *args, **named)
+            if self._alone is None and plan.has_groups:
+                self._passing.append(weakref.ref(mesh))
+        else:
+            _require_plain(plan)
+            one = torch.zeros((1,) * len(plan.sizes), dtype=torch.int)
+            self._construct(mesh, plan.device_type, one, mesh_dim_names=plan.names or None)
+            self._roots.append((weakref.ref(mesh), Declared(plan.sizes, plan.names)))
+            mesh.__class__ = _DeclaredMesh
+
+    @staticmethod
+    def _require_slice(plan: torch_private.MeshPlan) -> None:
+        declaration = declaration_of(plan.root)
+        assert declaration is not None, "only slices of a declared mesh come here"
+        if plan.has_groups or not set(plan.names) <= set(declaration.names):
+            raise UsageError(
+                f"{calling_place()}: a flattened or regrouped mesh ({', '.join(plan.names)}) of the device mesh "
+                f"{declaration} is not supported. Fix: use the mesh and its slices by dimension names, or run with "
+                "ENABLE_RECOVERY=0"
+            )
+
+    def declared(self) -> list[Declared]:
+        return [declaration for mesh, declaration in self._roots if mesh() is not None]
+
+    def declaration_of(self, mesh: object) -> Declared | None:
+        return next((declaration for one, declaration in self._roots if one() is mesh), None)
+
+    def form_all(self) -> list[object]:
+        held: list[object] = []
+        for one in self._passing:
+            passed = one()
+            if passed is not None:
+                torch_private.end_mesh(passed, _ENDED)
+        self._passing.clear()
+        self._builds = True
+        try:
+            for mesh, declaration in _alive(self._roots):
+                ranks = torch.arange(math.prod(declaration.sizes), dtype=torch.int).view(declaration.sizes)
+                fresh = DeviceMesh(mesh.device_type, ranks, mesh_dim_names=declaration.names or None)
+                held.append(torch_private.become_mesh(mesh, fresh))
+                mesh.__class__ = DeviceMesh
+            for mesh, names in _alive(self._parts):
+                held.append(torch_private.become_mesh(mesh, torch_private.root_of_mesh(mesh)[names]))
+                mesh.__class__ = DeviceMesh
+        finally:
+            self._builds = False
+        return held
+
+
+def _alive(meshes: list[tuple[_Mesh, Any]]) -> list[tuple[DeviceMesh, Any]]:
+    """The meshes that are still there, and no others in the list from now on."""
+    meshes[:] = [one for one in meshes if one[0]() is not None]
+    return [(mesh, rest) for one, rest in meshes if (mesh := one()) is not None]
+
+
+def _require_plain(plan: torch_private.MeshPlan) -> None:
+    if plan.ranks != tuple(range(math.prod(plan.sizes))) or plan.has_options:
+        raise UsageError(
+            f"{calling_place()}: a device mesh {' x '.join(map(str, plan.sizes))} of ranks {plan.ranks} "
+            f"{'with a backend_override ' if plan.has_options else ''}is not supported. Fix: init_device_mesh(device, "
+            "sizes, mesh_dim_names=…), which places the ranks in their order"
+        )
+
+
+_meshes = _Meshes()  # one per process, as the constructor it replaces is torch's one and only
+
+
+class Declaring:
+    """While it lasts, a mesh of several ranks is built for this process alone.
+
+    Args:
+        alone: returns ``before`` or ``after``, whichever side of the training the process is on.
+    """
+
+    def __init__(self, alone: Callable[[], str]) -> None:
+        _meshes.declare(alone)
+
+    def end(self) -> None:
+        """A mesh is built over the default group again; without effect the second time."""
+        _meshes.end()
+
+
+def declared() -> list[Declared]:
+    """What the script has asked for, in the order of its calls."""
+    return _meshes.declared()
+
+
+def declaration_of(mesh: object) -> Declared | None:
+    """What the script has asked for with this mesh; None for any other mesh."""
+    return _meshes.declaration_of(mesh)
+
+
+def form_all() -> list[object]:
+    """Give each declared mesh, and its slices, groups of the default group that stands now. A collective.
+
+    Returns:
+        What held the groups before, for :func:`.group.discard`.
+    """
+    return _meshes.form_all()
+
+
+def require_world(least: int, most: int) -> None:
+    """Raise if the declared meshes do not fit the job.
+
+    Raises:
+        UsageError: a mesh has another number of ranks than the job, or the job's may change.
+    """
+    for one in declared():
+        if least != most:
+            raise UsageError(
+                f"MIN_WORKER_NUM={least} and MAX_WORKER_NUM={most}: a device mesh ({one}) needs a world of fixed size. "
+                "Fix: set both to WORKER_NUM, or leave them out"
+            )
+        if math.prod(one.sizes) != most:
+            raise UsageError(
+                f"a device mesh {one} has {math.prod(one.sizes)} ranks and the job {most} workers. Fix: "
+                f"init_device_mesh with sizes whose product is {most}, or start the job with -n {math.prod(one.sizes)}"
+            )

@@ -1,0 +1,76 @@
+"""HSDP on a mesh of 2 x 2: a killed rank's shard comes from its replica's memory, and no bit changes."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.system.job import WAIT_S, Job
+from tests.system.kill_list import replace
+
+pytestmark = pytest.mark.system
+
+SCRIPT = Path(__file__).with_name("sharded_script.py")
+TRAINED = ("--mesh", "2", "2", "--steps", "20", "--interval", "5")
+KILLS = ("3:backward:5", "1:stepped:8", "0:committed:11", "3:reduced:14", "1:function_returned")
+
+
+def words(kills: tuple[str, ...], marks: Path) -> list[str]:
+    marks.mkdir()
+    return [*TRAINED, *(word for kill in kills for word in ("--kill", kill)), "--marks", str(marks)]
+
+
+@pytest.fixture
+def expected(new_job: Callable[..., Job]) -> str:
+    """What torch alone makes of it."""
+    alone = new_job(*TRAINED, script=SCRIPT, settings={"ENABLE_RECOVERY": "0"})
+    alone.start()
+    return alone.wait_finished()
+
+
+def goes_back(job: Job) -> list[re.Match[str]]:
+    return [found for rank in job.ranks for found in job.matches(rank, r"goes back from step (\d+) to step (\d+)")]
+
+
+def test_kills_change_no_bit_and_redo_a_step_only_if_a_shard_is_lost_with_its_replica(
+    new_job: Callable[..., Job], tmp_path: Path, expected: str
+) -> None:
+    # At step 14 rank 3 dies with its gradients reduced, as rank 1's are, while those of shard 0 are not (Held).
+    one = new_job(*words(KILLS, tmp_path / "one"), "--hold", "14", script=SCRIPT)
+    replace(*(int(kill[0]) for kill in KILLS))(one)
+    assert one.wait_finished() == expected
+    assert not goes_back(one), one.tails()
+
+    several = ("2:backward:4", "3:backward:4", "1:backward:13", "3:backward:13")
+    two = new_job(*words(several, tmp_path / "two"), script=SCRIPT)
+    replace(2, 3, 1, 3)(two)
+    assert two.wait_finished() == expected
+    assert two.matches(
+        "scheduler", r"generation 2 starts .* step 3 of generation 1, in the memory of rank 0, 1; sent to"
+    )
+    assert two.matches("scheduler", r"step 12 is not held by all, and nobody else holds the shard of rank 1, 3")
+    assert {(int(found[1]), int(found[2]) in (0, 5, 10)) for found in goes_back(two)} == {(12, True)}
+
+
+def test_everything_killed_goes_on_from_the_disks_also_if_a_rank_has_lost_its_own(
+    new_job: Callable[..., Job], tmp_path: Path, expected: str
+) -> None:
+    kills = tuple(f"{rank}:committed:12" for rank in range(4))
+    job = new_job(*words(kills, tmp_path / "all"), script=SCRIPT)
+    job.start()
+    for rank in job.ranks:
+        job.wait_killed(rank)
+    job.scheduler.signal(signal.SIGKILL)
+    job.scheduler.wait(WAIT_S)
+    job.wait_for_writers()
+    job.forget_memory()
+    for point in (job.checkpoints / "2").glob("step_*10_*"):
+        shutil.rmtree(point)
+    job.start()
+    assert job.wait_finished() == expected
+    assert job.matches("scheduler", r"restore point: step 10 of generation 1, held by rank 0, 1, 3; sent to rank 2")

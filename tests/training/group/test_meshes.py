@@ -1,0 +1,121 @@
+"""Device meshes that a script builds while its process is alone, and what becomes of them in generations."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from samebits.errors import UsageError
+from samebits.training.group import meshes
+from tests.training.sharding.worlds import alone, world
+
+NAMES = ("dp_replicate", "dp_shard")
+
+
+@pytest.mark.parametrize("rank", range(4))
+def test_a_mesh_and_its_slices_stay_the_same_objects_and_become_what_torch_would_have_built(rank: int) -> None:
+    with alone():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=NAMES)
+        parts = [mesh[name] for name in NAMES]
+    for _ in range(2):  # each generation
+        with world(rank, 4):
+            meshes.form_all()
+            stock = init_device_mesh("cpu", (2, 2), mesh_dim_names=NAMES)
+            assert type(mesh) is DeviceMesh and mesh == stock and hash(mesh) == hash(stock)
+            assert mesh.get_coordinate() == stock.get_coordinate() == (rank // 2, rank % 2)
+            for name, part in zip(NAMES, parts, strict=True):
+                assert part == stock[name] and part.get_local_rank() == stock[name].get_local_rank()
+                assert part.get_group() is mesh.get_group(name)
+                assert dist.get_process_group_ranks(part.get_group()) == dist.get_process_group_ranks(
+                    stock.get_group(name)
+                )
+
+
+def test_groups_are_new_in_each_generation_and_the_old_ones_are_handed_out_to_be_freed() -> None:
+    with alone():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=NAMES)
+    with world(0, 4):
+        meshes.form_all()
+        first = mesh.get_group("dp_shard")
+    with world(0, 4):
+        held = meshes.form_all()
+        assert mesh.get_group("dp_shard") is not first
+        assert any(first in one["_pg_registry"].values() for one in held)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda mesh: mesh.size(),
+        lambda mesh: mesh.shape,
+        lambda mesh: mesh.mesh,
+        lambda mesh: mesh.get_rank(),
+        lambda mesh: mesh.get_local_rank("dp_shard"),
+        lambda mesh: mesh.get_coordinate(),
+        lambda mesh: mesh["dp_shard"].size(),
+        lambda mesh: mesh.get_group("dp_shard"),
+    ],
+    ids=["size", "shape", "mesh", "rank", "local", "coordinate", "slice", "group"],
+)
+def test_no_script_takes_its_place_in_a_mesh_for_the_jobs_before_there_is_one(call: object) -> None:
+    assert callable(call)
+    with alone():
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=NAMES)
+        with pytest.raises(
+            UsageError, match=r"test_meshes\.py:\d+.*before samebits\.elastic\.run.*Fix: call it inside"
+        ):
+            call(mesh)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: DeviceMesh("cpu", [[1, 0], [2, 3]], mesh_dim_names=NAMES), r"2 x 2 of ranks \(1, 0, 2, 3\)"),
+        (lambda: DeviceMesh("cpu", [2, 3]), r"a device mesh 2 of ranks \(2, 3\)"),
+        (lambda: init_device_mesh("cpu", (2, 2), mesh_dim_names=NAMES)._flatten("both"), r"flattened.*\(both\)"),
+        (
+            lambda: init_device_mesh("cpu", (2, 2), mesh_dim_names=NAMES, backend_override={0: "gloo"}),
+            "with a backend_override",
+        ),
+    ],
+    ids=["order", "part", "flattened", "options"],
+)
+def test_what_could_not_be_built_again_alike_is_refused(build: object, message: str) -> None:
+    assert callable(build)
+    with alone(), pytest.raises(UsageError, match=message):
+        build()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "least", "most", "message"),
+    [
+        ((2, 2), 4, 4, ""),
+        ((2, 2), 2, 4, r"MIN_WORKER_NUM=2 and MAX_WORKER_NUM=4.*2 x 2 \(dp_replicate, dp_shard\)"),
+        ((2, 2), 8, 8, r"2 x 2 .* has 4 ranks and the job 8 workers"),
+    ],
+)
+def test_a_mesh_has_all_ranks_of_a_job_of_fixed_size(
+    sizes: tuple[int, int], least: int, most: int, message: str
+) -> None:
+    with alone():
+        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=NAMES)
+        assert meshes.declared()[-1] == meshes.declaration_of(mesh)
+        with pytest.raises(UsageError, match=message) if message else contextlib.nullcontext():
+            meshes.require_world(least, most)
+
+
+def test_a_mesh_that_was_built_inside_an_earlier_call_names_its_end() -> None:
+    with alone():
+        kept = init_device_mesh("cpu", (2, 2), mesh_dim_names=NAMES)
+    with world(0, 4):
+        meshes.form_all()
+        passing = init_device_mesh("cpu", (2, 2), mesh_dim_names=NAMES)
+        assert passing.get_group("dp_shard") is not kept.get_group("dp_shard")
+    with world(0, 4):
+        meshes.form_all()
+        with pytest.raises(RuntimeError, match="a device mesh that was built in an earlier call of the function"):
+            passing.get_group("dp_shard")
+        kept.get_group("dp_shard")
