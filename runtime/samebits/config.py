@@ -48,6 +48,7 @@ __all__ = [
     "WrongValueError",
     "alone",
     "default_to_one_thread",
+    "environment_of_job",
     "environment_rows",
     "environment_table",
     "environment_table_zh",
@@ -502,6 +503,16 @@ def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
     shared = (one for one in VARIABLES if not one.secret and one.scope is not Scope.PROCESS)
     names = [prefix + one.name for one in shared for prefix in ("", PREFIX)]
     return {name: environ[name] for name in names if name in environ}
+
+
+def environment_of_job(told: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return ``environ`` with these variables of a job, for a launcher whose command line gives its size and address.
+
+    What would contradict them, or is one process's own, is left out.
+    """
+    left_out = {*told, "ROLE", "JOB_ID", "MIN_WORKER_NUM", "MAX_WORKER_NUM"}
+    kept = {name: text for name, text in environ.items() if name.removeprefix(PREFIX) not in left_out}
+    return {**kept, **told}
 
 
 def inherited_sockets(environ: Mapping[str, str] = os.environ) -> range:
