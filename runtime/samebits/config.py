@@ -111,6 +111,11 @@ _NOTHING_SAID = (
     "ROLE and WORKER_NUM are not set, so nothing says what this process is in which job. Fix: start the script with "
     f"`{spelled('run', 'train.py')}`, which sets both in every process of the job"
 )
+_UNDER_TORCHRUN = (
+    "ROLE is not set: torchrun has started this script, and it calls samebits.init(), whose workers `samebits run` "
+    f"starts. Fix: start it with `{spelled('run', 'train.py')}`, which reads torchrun's options, or take samebits' "
+    "calls out of the script and keep torchrun"
+)
 _PLAIN_SCRIPT = (
     "ROLE is not set: PLAIN=1 is for a script that is not ported, whose launcher holds the seat, and this one calls "
     "samebits.init(). Fix: start the job without --plain and PLAIN=1, or take samebits' calls out of the script"
@@ -249,7 +254,9 @@ class _Reading:
 
     def _take_default(self, variable: Variable) -> None:
         if variable.required:
-            if self.role_required and self._says_nothing():
+            if self.role_required and self._is_under_torchrun():
+                self.problems += [_UNDER_TORCHRUN] if variable.name == "ROLE" else []
+            elif self.role_required and self._says_nothing():
                 self.problems += [_NOTHING_SAID] if variable.name == "ROLE" else []
             elif self.role_required and self._is_in_a_plain_script():
                 self.problems += [_PLAIN_SCRIPT] if variable.name == "ROLE" else []
@@ -272,6 +279,10 @@ class _Reading:
         """Whether no required variable is set: then the script was started without a launcher."""
         names = [prefix + one.name for one in VARIABLES if one.required for prefix in ("", PREFIX)]
         return not any(self.environ.get(name) for name in names)
+
+    def _is_under_torchrun(self) -> bool:
+        """Whether torchrun has started this process, rather than a launcher of ours with torchrun's names."""
+        return bool(self.environ.get("TORCHELASTIC_MAX_RESTARTS")) and self._says_nothing()
 
     def _is_in_a_plain_script(self) -> bool:
         """Whether a plain script's launcher made this environment: it has a rank, and no role of its own."""
@@ -510,7 +521,7 @@ def environment_of_job(told: Mapping[str, str], environ: Mapping[str, str] = os.
 
     What would contradict them, or is one process's own, is left out.
     """
-    left_out = {*told, "ROLE", "JOB_ID", "MIN_WORKER_NUM", "MAX_WORKER_NUM"}
+    left_out = {*told, "ROLE", "JOB_ID", "MIN_WORKER_NUM", "MAX_WORKER_NUM", "DIE_WITH_ME"}
     kept = {name: text for name, text in environ.items() if name.removeprefix(PREFIX) not in left_out}
     return {**kept, **told}
 

@@ -63,6 +63,7 @@ class KeptScheduler:
         self._is_over = False  # the job is, or this object
         self._child: tuple[int, int] | None = None  # pid and pidfd of the scheduler that was started here
         self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._pipe_lock, self._has_pipe = threading.Lock(), True
         self._start_if_possible()
         self._thread = threading.Thread(target=self._run, name="samebits-kept-scheduler", daemon=True)
         self._thread.start()
@@ -76,21 +77,28 @@ class KeptScheduler:
         """End the job for all of its processes; return whether the scheduler has heard it."""
         return stop_once(self._settings, by)
 
-    def close(self) -> None:
-        """Stop watching. A scheduler that runs ends with its job."""
+    def let_go(self) -> None:
+        """Start no scheduler any more; callable from any thread."""
         self._is_over = True
         self._wake()
+
+    def close(self) -> None:
+        """Stop watching. A scheduler that runs ends with its job."""
+        self.let_go()
         self._thread.join()
+        with self._pipe_lock:
+            if self._has_pipe:
+                self._has_pipe = False
+                os.close(self._readable)
+                os.close(self._writable)
         if self._child is not None:
             os.close(self._child[1])
-        os.close(self._readable)
-        os.close(self._writable)
+            self._child = None
 
     def _wake(self) -> None:
-        try:
-            os.write(self._writable, b"w")
-        except BlockingIOError:
-            return  # the thread has not read the last ones yet
+        with self._pipe_lock, contextlib.suppress(BlockingIOError):  # the thread has not read the last ones yet
+            if self._has_pipe:
+                os.write(self._writable, b"w")
 
     def _run(self) -> None:
         retry_s = RETRY_S
@@ -163,16 +171,18 @@ class KeptScheduler:
         return True
 
     def _make_way(self) -> bool:
-        """Move a finished job's folder aside, as every start of a job does; return whether a scheduler is needed.
+        """Move an earlier job's folder aside if it is finished; return whether a scheduler is needed.
 
         Nobody else does so meanwhile: this process holds the address.
         """
         stored = status.stored_snapshot(self._recovery_path)
-        if stored is None or not stored["job_finished"]:
+        if stored is None:
             return True
-        if stored["job"] == self._job:
+        if stored["job"] == self._job and (stored["job_finished"] or stored["ended"]):
             self._is_over = True
             return False
+        if not stored["job_finished"]:
+            return True
         aside = durable.move_aside(self._recovery_path, stored["job"])
         if aside is not None:
             log.say(f"job {stored['job']} is finished; its folder is moved aside, to {aside}")
@@ -199,7 +209,7 @@ class KeptScheduler:
         if not found:
             return
         os.close(descriptor)
-        self._child = None
+        self._child, self._is_up = None, False
         code = os.waitstatus_to_exitcode(how)
         if code == 0 or EndKind.of_exit_code(code) is not None:
             self._is_over = True  # so is the job

@@ -41,6 +41,7 @@ from samebits.errors import (
     JobFailedError,
     JobInterruptedError,
     JobStoppedError,
+    RefusedError,
     SameBitsError,
     SchedulerUnreachableError,
     ScriptFailedError,
@@ -56,6 +57,7 @@ __all__ = ["SamebitsRendezvous", "SchedulerKeeper", "create"]
 
 BACKEND = "samebits"
 STORE_TIMEOUT_S = 60.0
+BLAME_S = 5.0  # how long a node whose workers ended with an error waits to hear that another node's failed first
 _FINISHED = b"torchrun"
 _NOTHING_HELD = Holdings((), own_parts=False, numerics=())
 _ENDS_OF_THE_JOB = (JobStoppedError, JobInterruptedError, JobFailedError, ScriptFailedError, UntrainedError)
@@ -71,6 +73,9 @@ class SchedulerKeeper(Protocol):
 
     def stop_job(self, by: str) -> bool:
         """End the job for all of its processes; return whether the scheduler has heard it."""
+
+    def let_go(self) -> None:
+        """Start no scheduler any more."""
 
     def close(self) -> None:
         """Stop watching."""
@@ -114,8 +119,11 @@ def _raise(error: SameBitsError) -> NoReturn:
             kind = JobOverError
         case _:
             kind = NoSeatError
-    log.warn(str(error))
-    raise kind(str(error), error.exit_code) from None
+    text = str(error)
+    if isinstance(error, RefusedError):
+        text += ". With torchrun, --nnodes sets WORKER_NUM and SPARE_NUM, and --rdzv-id sets JOB_NAME"
+    log.warn(text)
+    raise kind(text, error.exit_code) from None
 
 
 # ---- settings
@@ -194,9 +202,9 @@ class SamebitsRendezvous(RendezvousHandler):
         self._is_linked = threading.Event()
         self._generation = 0
         self._is_finished = False
+        self._has_left = False
         self._store: TCPStore | None = None  # if it is this agent's, it must live as long as its generation
-        # The torch agent's main thread looks in at its next poll, however long that takes.
-        self._agent.on_break = lambda _reason: self._agent.verdict(0.0)
+        self._agent.on_break = self._interrupted
         self._agent.on_link = self._linked
         scheduler.on_failure = self._agent.end
 
@@ -253,10 +261,13 @@ class SamebitsRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """Give the seat up. What torch's agent ends with, an error or nothing, decides what that means for the job."""
+        if self._has_left:
+            return True
+        self._has_left = True
         if not self._job or self.is_closed():
-            self._agent.leave(on_purpose=not self._job or self._is_finished, text="torchrun has ended", status=0)
+            self._agent.leave(on_purpose=True, text="torchrun has ended")
         elif (error := sys.exception()) is not None:
-            self._leave_failed(error)
+            self._leave_after(error)
         else:
             self._leave_finished()
         self._scheduler.close()
@@ -276,6 +287,11 @@ class SamebitsRendezvous(RendezvousHandler):
     def _linked(self, is_up: bool) -> None:
         (self._is_linked.set if is_up else self._is_linked.clear)()
         self._scheduler.link(self._job, is_up=is_up)
+
+    def _interrupted(self, _reason: str) -> None:
+        # Asking takes the end in hand: torch's agent looks in at its next poll, however long that takes.
+        if self._agent.verdict(0.0) is not None:
+            self._scheduler.let_go()
 
     def _meet(self, place: GenerationStarted) -> RendezvousInfo:
         """Exchange the store's address with the other agents of this generation."""
@@ -314,11 +330,22 @@ class SamebitsRendezvous(RendezvousHandler):
             log.warn(str(error))
         agent.leave(on_purpose=self._is_finished, text="its workers ended with status 0")
 
-    def _leave_failed(self, error: BaseException) -> None:
-        """No restart is left here: the job ends everywhere, with this cause."""
-        text, status = _cause_in(error)
+    def _leave_after(self, error: BaseException) -> None:
+        """Leave with the error that ended torch's agent.
+
+        Workers that failed with no restart left end the job on all nodes. An error of the agent itself is the loss of
+        this node, whose place a standby or a new agent can take.
+        """
+        if isinstance(error, ChildFailedError):
+            text, status = _cause_in(error)
+        else:
+            text, status = f"torchrun failed: {type(error).__name__}: {error}", 1
         self._agent.speak_last(text)
-        self._stop_job(text)
+        if isinstance(error, ChildFailedError):
+            # A worker that lost its peer may have failed before the peer's agent has seen why.
+            verdict = None if status > 128 else self._agent.verdict(BLAME_S)
+            if verdict is None:
+                self._stop_job(f"torchrun on node {self._agent.node}, which has no restart left")
         self._agent.leave(on_purpose=False, text=text, status=status)
 
     def _stop_job(self, by: str) -> None:
@@ -327,14 +354,14 @@ class SamebitsRendezvous(RendezvousHandler):
             log.warn(f"the other nodes could not be told that the job ends: no scheduler answers ({by})")
 
 
-def _cause_in(error: BaseException) -> tuple[str, int]:
-    """Return what torch's agent has ended by, in a sentence, and an exit status."""
-    if not isinstance(error, ChildFailedError):
-        return f"torchrun failed: {type(error).__name__}: {error}", 1
+def _cause_in(error: ChildFailedError) -> tuple[str, int]:
+    """Return how the first worker to fail did so, in a sentence and as a shell's exit status."""
     rank, failure = error.get_first_failure()
     if failure.exitcode < 0:
-        return f"rank {rank} (pid {failure.pid}) was killed by signal {-failure.exitcode}", 128 - failure.exitcode
-    return f"rank {rank} (pid {failure.pid}) ended with status {failure.exitcode}{_told_by(failure)}", failure.exitcode
+        how, status = f"was killed by signal {-failure.exitcode}", 128 - failure.exitcode
+    else:
+        how, status = f"ended with status {failure.exitcode}{_told_by(failure)}", failure.exitcode
+    return f"global rank {rank} (pid {failure.pid}) {how}", status
 
 
 def _told_by(failure: ProcessFailure) -> str:
