@@ -60,6 +60,7 @@ __all__ = [
     "is_shell_name",
     "kept_environment",
     "leave_failures_to_us",
+    "mark_agent",
     "mark_worker",
     "own_environment",
     "parent_worker",
@@ -78,6 +79,7 @@ __all__ = [
 START_FOLDER = "SAMEBITS_START_FOLDER"
 """The folder in which a launcher started a process; the script may change it before it imports the package."""
 _WORKER_PID = "SAMEBITS_WORKER_PID"
+_AGENT = "SAMEBITS_TORCHRUN_AGENT"
 _PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 PREFIX = "MS_"
@@ -627,6 +629,12 @@ def take_start_folder(environ: MutableMapping[str, str] = os.environ) -> Path | 
 def mark_worker(environ: MutableMapping[str, str] = os.environ) -> None:
     """Mark the environment with this worker's pid, which the processes that it starts inherit."""
     environ[_WORKER_PID] = str(os.getpid())
+
+
+def mark_agent(session: str, environ: MutableMapping[str, str] = os.environ) -> str:
+    """Let torchrun's workers inherit which agent has started them; return the variable's name."""
+    environ[_AGENT] = session
+    return _AGENT
 
 
 def parent_worker(parents: Collection[int], environ: Mapping[str, str] = os.environ) -> int | None:

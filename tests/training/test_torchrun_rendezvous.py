@@ -88,9 +88,10 @@ def endpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoi
 
 
 def scheduler_in(folder: Path) -> ProcessIdentity:
-    """The only process that was started there."""
-    (found,) = found_below(folder)
-    return found
+    """The only scheduler that was started there."""
+    found = [one for one in found_below(folder) if b"scheduler" in Path(f"/proc/{one.pid}/cmdline").read_bytes()]
+    (scheduler,) = found
+    return scheduler
 
 
 def all_meet(pool: ThreadPoolExecutor, *agents: RendezvousHandler) -> list[RendezvousInfo]:
@@ -150,6 +151,7 @@ def test_the_job_ends_when_the_workers_of_all_agents_have_and_the_next_one_start
     assert isinstance(raised.value, SystemExit) and raised.value.code == 0
     for one in members.values():
         assert one.is_closed()
+        one.shutdown()
     within(lambda: not found_below(tmp_path), "the scheduler's end")
 
     alone = endpoint.agent("1")

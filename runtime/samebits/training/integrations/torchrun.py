@@ -51,6 +51,7 @@ from samebits.service import log
 from samebits.service.agent import Agent
 from samebits.service.scheduler_address import address_towards
 from samebits.start_folder import start_folder
+from samebits.store.child_processes import kill_left_behind
 from samebits.tracebacks import failure_in
 
 __all__ = ["SamebitsRendezvous", "SchedulerKeeper", "create"]
@@ -203,6 +204,7 @@ class SamebitsRendezvous(RendezvousHandler):
         self._generation = 0
         self._is_finished = False
         self._has_left = False
+        self._undo_watch: Callable[[], None] = lambda: None
         self._store: TCPStore | None = None  # if it is this agent's, it must live as long as its generation
         self._agent.on_break = self._interrupted
         self._agent.on_link = self._linked
@@ -271,6 +273,7 @@ class SamebitsRendezvous(RendezvousHandler):
         else:
             self._leave_finished()
         self._scheduler.close()
+        self._undo_watch()
         self._store = None
         return True
 
@@ -280,6 +283,8 @@ class SamebitsRendezvous(RendezvousHandler):
         admitted = self._agent.register()
         self._job = admitted.job
         log.set_up(f"node {self._agent.node}")
+        # A killed agent's workers may not notice for long, and save checkpoints beside those that replace them.
+        self._undo_watch = kill_left_behind(config.mark_agent(self._agent.session), self._agent.session)
         seat = "as a standby" if admitted.slot is None else f"slot {admitted.slot} of {admitted.world_size}"
         log.say(f"seated: {seat}, incarnation {admitted.incarnation}, job {admitted.job}")
         self._linked(self._is_linked.is_set())
