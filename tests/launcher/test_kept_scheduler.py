@@ -12,6 +12,7 @@ import pytest
 from samebits import config
 from samebits.launcher.kept_scheduler import KeptScheduler
 from samebits.launcher.scheduler_link import ask_once
+from samebits.service import log
 from samebits.store.process_identity import ProcessIdentity
 from tests.system.processes import environment_of_tests, found_below, free_port, signal_process
 
@@ -29,8 +30,9 @@ def within(wanted: Callable[[], object]) -> None:
 class Place:
     """One folder and port in which schedulers are kept."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, captured: pytest.LogCaptureFixture) -> None:
         self.folder = folder
+        self._captured = captured
         self.port = free_port()
         self._kept: list[KeptScheduler] = []
 
@@ -40,6 +42,9 @@ class Place:
         self.settings, _ = config.read({**environment, "ROLE": "worker", "NODE_ID": "0"})
         self._kept.append(KeptScheduler(self.settings, {**environment, "ROLE": "scheduler"}))
         return self._kept[-1]
+
+    def said(self) -> str:
+        return self._captured.text
 
     def schedulers(self) -> list[ProcessIdentity]:
         return found_below(self.folder)
@@ -66,9 +71,10 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Place]:
     monkeypatch.chdir(tmp_path)
-    place = Place(tmp_path)
+    monkeypatch.setattr(log.LOGGER, "propagate", True)
+    place = Place(tmp_path, caplog)
     yield place
     place.close()
 
@@ -113,3 +119,20 @@ def test_a_job_that_was_ended_gets_no_scheduler_again(place: Place) -> None:
         kept._thread.join(WAIT_S)
         assert not kept._thread.is_alive()
     assert not place.schedulers()
+
+
+def test_a_scheduler_that_cannot_be_started_does_not_end_a_job_that_runs(place: Place) -> None:
+    first, second = place.keep(), place.keep()
+    failures = list[Exception]()
+    second.on_failure = failures.append
+    second.link(place.job(), is_up=True)
+    first.close()
+    place.kill_scheduler()
+    journal = place.folder / "recovery" / "journal"
+    whole = journal.read_bytes()
+    journal.write_bytes(b"damaged" + whole[7:])
+    second.link(second._job, is_up=False)
+    within(lambda: "can be started here for now" in place.said())
+    journal.write_bytes(whole)
+    within(place.schedulers)
+    assert failures == []

@@ -43,7 +43,7 @@ class KeptScheduler:
         may_start: False if the scheduler is started by other means.
 
     Attributes:
-        on_failure: called in this object's thread with the reason, if the scheduler cannot serve this job.
+        on_failure: called in this object's thread with the reason, if no scheduler can serve before the job begins.
 
     Raises:
         SettingsError: the address may not be listened on without a secret.
@@ -114,7 +114,7 @@ class KeptScheduler:
                 try:
                     self._start_if_possible()
                 except SameBitsError as error:
-                    self.on_failure(error)
+                    self._failed(error)
 
     def _wait(self, start_at: float) -> None:
         """Wait for a change of the link, the end of the scheduler started here, or the time to start another."""
@@ -213,18 +213,24 @@ class KeptScheduler:
         code = os.waitstatus_to_exitcode(how)
         if code == 0 or EndKind.of_exit_code(code) is not None:
             self._is_over = True  # so is the job
-        elif code > 0 and not self._job:
-            self.on_failure(
-                SchedulerUnreachableError(
-                    f"the job's scheduler, which this process started, ended with status {code}: {self._last_line()}"
-                )
-            )
+        elif code > 0:
+            ended = f"the job's scheduler, which this process started, ended with status {code}"
+            self._failed(SchedulerUnreachableError(f"{ended}: {self._last_line()}"))
         else:
-            how_said = f"signal {-code}" if code < 0 else f"status {code}: {self._last_line()}"
-            log.warn(f"the job's scheduler (pid {pid}) ended with {how_said}; it is started again")
+            log.warn(f"the job's scheduler (pid {pid}) was killed by signal {-code}; it is started again")
+
+    def _failed(self, error: SameBitsError) -> None:
+        """A job that runs goes on without a scheduler until one can be started; one that has not begun cannot begin."""
+        if self._job:
+            log.warn(f"no scheduler can be started here for now: {error}")
+        else:
+            self.on_failure(error)
 
     def _last_line(self) -> str:
-        with self._log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _SHOWN_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+        try:
+            with self._log.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _SHOWN_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError as error:
+            return f"its log {self._log} cannot be read: {error.strerror}"
         return printable(lines[-1].removeprefix("samebits: ") if lines else "it has said nothing", _SHOWN_BYTES)

@@ -43,7 +43,6 @@ from samebits.errors import (
     JobStoppedError,
     RefusedError,
     SameBitsError,
-    SchedulerUnreachableError,
     ScriptFailedError,
     UntrainedError,
 )
@@ -114,7 +113,7 @@ def _raise(error: SameBitsError) -> NoReturn:
     match error:
         case FencedError():
             kind: type[_EndsTorchrun] = ReplacedError
-        case FormationTimeoutError() | SchedulerUnreachableError():
+        case FormationTimeoutError():
             kind = TooLateError
         case _ if isinstance(error, _ENDS_OF_THE_JOB):
             kind = JobOverError
@@ -200,7 +199,7 @@ class SamebitsRendezvous(RendezvousHandler):
         self._scheduler = scheduler
         self._agent = Agent(settings, settings.job_name, settings.device or "cpu")
         self._job = ""  # once it has a seat
-        self._is_linked = threading.Event()
+        self._is_linked, self._link_lock = threading.Event(), threading.Lock()
         self._generation = 0
         self._is_finished = False
         self._has_left = False
@@ -231,6 +230,7 @@ class SamebitsRendezvous(RendezvousHandler):
                 place = self._agent.enter(_NOTHING_HELD)
                 if isinstance(place, Point):
                     self._is_finished = True
+                    log.say("the job is finished")
                     raise JobOverError("the job is finished", 0)
                 try:
                     return self._meet(place)
@@ -287,11 +287,13 @@ class SamebitsRendezvous(RendezvousHandler):
         self._undo_watch = kill_left_behind(config.mark_agent(self._agent.session), self._agent.session)
         seat = "as a standby" if admitted.slot is None else f"slot {admitted.slot} of {admitted.world_size}"
         log.say(f"seated: {seat}, incarnation {admitted.incarnation}, job {admitted.job}")
-        self._linked(self._is_linked.is_set())
+        with self._link_lock:
+            self._scheduler.link(self._job, is_up=self._is_linked.is_set())
 
     def _linked(self, is_up: bool) -> None:
-        (self._is_linked.set if is_up else self._is_linked.clear)()
-        self._scheduler.link(self._job, is_up=is_up)
+        with self._link_lock:
+            (self._is_linked.set if is_up else self._is_linked.clear)()
+            self._scheduler.link(self._job, is_up=is_up)
 
     def _interrupted(self, _reason: str) -> None:
         # Asking takes the end in hand: torch's agent looks in at its next poll, however long that takes.
