@@ -112,7 +112,7 @@ def test_a_job_that_was_ended_gets_no_scheduler_again(place: Place) -> None:
     first, second = place.keep(), place.keep()
     job = place.job()
     second.link(job, is_up=True)
-    assert first.stop_job("the test")
+    first.stop_job("the test")  # without workers the job may end before it answers
     within(lambda: not place.schedulers())
     second.link(job, is_up=False)
     for kept in (first, second):

@@ -220,7 +220,7 @@ class KeptScheduler:
             log.warn(f"the job's scheduler (pid {pid}) was killed by signal {-code}; it is started again")
 
     def _failed(self, error: SameBitsError) -> None:
-        """A job that runs goes on without a scheduler until one can be started; one that has not begun cannot begin."""
+        """Report why no scheduler runs: only a warning once the job has begun, for it trains on without one."""
         if self._job:
             log.warn(f"no scheduler can be started here for now: {error}")
         else:
