@@ -72,7 +72,7 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
             "core.messages",
             "core.point",
         ),
-        *("service.cause_file", "service.fork_orders", "service.job_journal", "service.process_state"),
+        *("service.cause_file", "service.fork_orders", "service.job_journal", "service.log", "service.process_state"),
         *("service.scheduler_address", "service.stacks", "service.status"),
         *("account", "config", "earlier", "launcher", "net", "scheduler_hosts", "spelling", "store", "tracebacks"),
     ),
@@ -106,7 +106,8 @@ MAY_IMPORT: dict[str, tuple[str, ...]] = {
     "__init__": ("config", "service", "start_folder", "training", "compat"),
     "earlier": (),
     "horovod": ("training",),
-    "integrations": ("training",),
+    # Of the launcher: torchrun's agents keep their job's scheduler running.
+    "integrations": ("launcher.kept_scheduler", "training"),
     "__main__": ("commands", "config", "dashboard", "net", "service", "spelling", "store"),
 }
 """What each package may import besides ``errors``, ``named_file``, ``printable`` and ``strict_json``, which all may."""
@@ -115,7 +116,7 @@ ONLY_INSIDE_FUNCTIONS: dict[str, tuple[str, ...]] = {
     "__init__": ("config", "service", "training", "compat"),
     "compat": ("training",),
     "horovod": ("training",),
-    "integrations": ("training",),
+    "integrations": ("launcher", "training"),
     "commands": ("training",),
 }
 """Imports that must wait until a function is called, so that a process without training never loads torch."""

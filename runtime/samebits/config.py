@@ -48,6 +48,7 @@ __all__ = [
     "WrongValueError",
     "alone",
     "default_to_one_thread",
+    "environment_of_job",
     "environment_rows",
     "environment_table",
     "environment_table_zh",
@@ -59,6 +60,7 @@ __all__ = [
     "is_shell_name",
     "kept_environment",
     "leave_failures_to_us",
+    "mark_agent",
     "mark_worker",
     "own_environment",
     "parent_worker",
@@ -77,6 +79,7 @@ __all__ = [
 START_FOLDER = "SAMEBITS_START_FOLDER"
 """The folder in which a launcher started a process; the script may change it before it imports the package."""
 _WORKER_PID = "SAMEBITS_WORKER_PID"
+_AGENT = "SAMEBITS_TORCHRUN_AGENT"
 _PLACE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE")
 
 PREFIX = "MS_"
@@ -109,6 +112,11 @@ _NAMES_OF_A_JOB = ("ROLE", "WORKER_NUM", "SCHED_HOST", "SCHED_PORT", "SCHED_BIND
 _NOTHING_SAID = (
     "ROLE and WORKER_NUM are not set, so nothing says what this process is in which job. Fix: start the script with "
     f"`{spelled('run', 'train.py')}`, which sets both in every process of the job"
+)
+_UNDER_TORCHRUN = (
+    "ROLE is not set: torchrun has started this script, and it calls samebits.init(), whose workers `samebits run` "
+    f"starts. Fix: start it with `{spelled('run', 'train.py')}`, which reads torchrun's options, or take samebits' "
+    "calls out of the script and keep torchrun"
 )
 _PLAIN_SCRIPT = (
     "ROLE is not set: PLAIN=1 is for a script that is not ported, whose launcher holds the seat, and this one calls "
@@ -248,7 +256,9 @@ class _Reading:
 
     def _take_default(self, variable: Variable) -> None:
         if variable.required:
-            if self.role_required and self._says_nothing():
+            if self.role_required and self._is_under_torchrun():
+                self.problems += [_UNDER_TORCHRUN] if variable.name == "ROLE" else []
+            elif self.role_required and self._says_nothing():
                 self.problems += [_NOTHING_SAID] if variable.name == "ROLE" else []
             elif self.role_required and self._is_in_a_plain_script():
                 self.problems += [_PLAIN_SCRIPT] if variable.name == "ROLE" else []
@@ -271,6 +281,10 @@ class _Reading:
         """Whether no required variable is set: then the script was started without a launcher."""
         names = [prefix + one.name for one in VARIABLES if one.required for prefix in ("", PREFIX)]
         return not any(self.environ.get(name) for name in names)
+
+    def _is_under_torchrun(self) -> bool:
+        """Whether torchrun has started this process, rather than a launcher of ours with torchrun's names."""
+        return bool(self.environ.get("TORCHELASTIC_MAX_RESTARTS")) and self._says_nothing()
 
     def _is_in_a_plain_script(self) -> bool:
         """Whether a plain script's launcher made this environment: it has a rank, and no role of its own."""
@@ -504,6 +518,16 @@ def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in names if name in environ}
 
 
+def environment_of_job(told: Mapping[str, str], environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return ``environ`` with these variables of a job, for a launcher whose command line gives its size and address.
+
+    What would contradict them, or is one process's own, is left out.
+    """
+    left_out = {*told, "ROLE", "JOB_ID", "MIN_WORKER_NUM", "MAX_WORKER_NUM", "DIE_WITH_ME"}
+    kept = {name: text for name, text in environ.items() if name.removeprefix(PREFIX) not in left_out}
+    return {**kept, **told}
+
+
 def inherited_sockets(environ: Mapping[str, str] = os.environ) -> range:
     """Return the descriptors of listening sockets inherited from the parent, as in sd_listen_fds(3)."""
     count = environ.get("LISTEN_FDS", "")
@@ -605,6 +629,12 @@ def take_start_folder(environ: MutableMapping[str, str] = os.environ) -> Path | 
 def mark_worker(environ: MutableMapping[str, str] = os.environ) -> None:
     """Mark the environment with this worker's pid, which the processes that it starts inherit."""
     environ[_WORKER_PID] = str(os.getpid())
+
+
+def mark_agent(session: str, environ: MutableMapping[str, str] = os.environ) -> str:
+    """Let torchrun's workers inherit which agent has started them; return the variable's name."""
+    environ[_AGENT] = session
+    return _AGENT
 
 
 def parent_worker(parents: Collection[int], environ: Mapping[str, str] = os.environ) -> int | None:

@@ -456,6 +456,12 @@ def test_script_in_plain_mode_is_not_asked_for_a_role() -> None:
     assert the_problem({"PLAIN": "1", "WORKER_NUM": "2"}).endswith("export ROLE=worker"), "its launcher, by hand"
 
 
+def test_a_ported_script_under_torchrun_is_told_what_starts_it() -> None:
+    told = the_problem({"RANK": "0", "WORLD_SIZE": "2", "TORCHELASTIC_MAX_RESTARTS": "0"})
+    assert "torchrun has started this script" in told and "reads torchrun's options" in told
+    assert the_problem({"ROLE": "worker", "TORCHELASTIC_MAX_RESTARTS": "0"}).startswith("WORKER_NUM is not set")
+
+
 def test_plain_name_overrides_a_different_prefixed_one_with_one_warning() -> None:
     settings, warnings = read({**WORKER, "SCHED_PORT": "9000", "MS_SCHED_PORT": "9001"})
     assert settings.sched_port == 9000

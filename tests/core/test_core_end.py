@@ -298,6 +298,14 @@ def test_stop_is_sent_to_all_and_waits_until_they_have_left() -> None:
     assert not house.core.state.finished
 
 
+def test_a_stop_after_a_loss_names_the_first_cause() -> None:
+    house = training_house()
+    house.say_last("1", "global rank 1 (pid 7) was killed by signal 9")
+    house.stop("torchrun")
+    assert "stopped by torchrun; first cause: rank 1 (node 1," in house.answer("s0", EndJob).text
+    assert "global rank 1 (pid 7) was killed by signal 9" in house.answer("s0", EndJob).text
+
+
 def test_worker_that_missed_the_stop_gets_it_after_its_next_heartbeat() -> None:
     house = training_house()
     house.stop("Ctrl-C")

@@ -169,7 +169,8 @@ class Ending:
         if self._ledger.policy.recovery and failed:
             self._give_up()
         else:
-            self.end_job(EndKind.STOPPED, f"stopped by {by}")
+            cause = f"; first cause: {self.first_cause}" if self.first_cause else ""
+            self.end_job(EndKind.STOPPED, f"stopped by {by}{cause}")
 
     def _give_up(self) -> None:
         if self._ledger.state.final is not None:

@@ -132,6 +132,7 @@ class Agent:
             that stands still.
         pace: duration of the last steps; set by the main thread, sent once per window of steps.
         on_break: called in the control thread, with the reason, when the present group must be left.
+        on_link: called in the control thread with whether the scheduler can be reached, when that changes.
         interrupted: a round is open (or the process must end): the present generation is over.
         committed_point: the newest restore point that every rank is known to have on disk.
         equal_point: the newest copied point at which all ranks are known to have been equal.
@@ -152,7 +153,8 @@ class Agent:
         self._reported_pace: StepTiming | None = None
         self._reported_figures = Figures()
         self._observed_at = 0.0
-        self.on_break: Callable[[str], None] = lambda _reason: None
+        self.on_break: Callable[[str], object] = lambda _reason: None
+        self.on_link: Callable[[bool], object] = lambda _is_up: None
         self.interrupted = False
         self._members_change = ""  # why this process must leave its generation at its next commit
         self.must_end: SameBitsError | None = None
@@ -410,6 +412,10 @@ class Agent:
             self._changed.wait_for(lambda: self.must_end is not None, timeout_s)
         return self._told_to_end()
 
+    def end(self, error: SameBitsError) -> None:
+        """Make the main thread raise this error; callable from any thread."""
+        self._must_end(error)
+
     def wait_for_end_of_generation(self) -> NoReturn:
         """Wait until the scheduler ends this generation or the job, as after a difference, and raise that."""
         self._wait(lambda: None, until_interrupted=True)
@@ -560,6 +566,7 @@ class Agent:
                 with self._changed:
                     self._admitted = admitted
                     self._changed.notify_all()
+                self.on_link(True)
             case ToldToWait():
                 self._told_to_wait(notice)
             case TryNextAddress():
@@ -617,6 +624,7 @@ class Agent:
             case SchedulerAway():
                 self._is_away = True
                 log.warn(f"the scheduler is away (step {self.step}): training continues, everything else waits for it")
+                self.on_link(False)
             case SchedulerBack(term, away_s):
                 with self._changed:
                     self._is_away = False
@@ -624,6 +632,7 @@ class Agent:
                 self._said_elsewhere.clear()
                 where = "" if names_one(self._settings.sched_host) else f", at {self._client.address}"
                 log.say(f"the scheduler is back after {away_s:.1f} s, term {term}{where}")
+                self.on_link(True)
 
     def _interrupt(self, reason: str) -> None:
         """Release the main thread: first from waits in this object, then from its collectives."""

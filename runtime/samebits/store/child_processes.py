@@ -2,18 +2,24 @@
 
 The kernel watches the thread that forked, not the process (prctl(2), PR_SET_PDEATHSIG), so the tie to the parent
 process holds only for a child forked by the parent's main thread.
+
+A child that another library starts cannot ask the kernel. For those, a small process watches the parent and kills what
+it leaves behind.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import os
 import select
 import signal
 import subprocess
+import sys
+from collections.abc import Callable
 
-__all__ = ["die_with"]
+__all__ = ["die_with", "kill_left_behind"]
 
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -53,3 +59,39 @@ def end_group(command: subprocess.Popen[bytes], timeout_s: float) -> bool:
     with contextlib.suppress(ProcessLookupError, PermissionError):  # a setuid command cannot be signalled
         os.killpg(command.pid, signal.SIGKILL)
     return has_ended
+
+
+_WATCH = """
+import contextlib, os, select, signal, sys, time
+parent, mark, found = int(sys.argv[1]), sys.argv[2].encode(), True
+select.select([parent], [], [])
+while found:  # again, for what a process has forked meanwhile
+    found = False
+    for pid in [int(name) for name in os.listdir("/proc") if name.isdigit() and int(name) != os.getpid()]:
+        with contextlib.suppress(OSError):  # it is gone, or another user's
+            process = os.pidfd_open(pid)
+            with os.fdopen(process, closefd=True), open(f"/proc/{pid}/environ", "rb") as environment:
+                if mark in environment.read().split(b"\\0"):
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+                    found = True
+    time.sleep(0.05 * found)
+"""
+
+
+def kill_left_behind(name: str, value: str) -> Callable[[], None]:
+    """Have every process with this variable killed once this process is; return what undoes that.
+
+    An exit of the interpreter undoes it as well: then this process has had the time to end its children itself.
+    """
+    this = os.pidfd_open(os.getpid())
+    words = [sys.executable, "-I", "-S", "-c", _WATCH, str(this), f"{name}={value}"]
+    watch = subprocess.Popen(words, stdin=subprocess.DEVNULL, pass_fds=[this], start_new_session=True)
+    os.close(this)
+
+    def undo() -> None:
+        atexit.unregister(undo)
+        watch.kill()
+        watch.wait()
+
+    atexit.register(undo)
+    return undo

@@ -1,0 +1,26 @@
+"""``torchrun --rdzv-backend=samebits``: what torch finds under its entry point ``torchrun.handlers``.
+
+torch loads this module in every process that imports its elastic package, whatever backend it uses. So nothing else is
+imported here before such a rendezvous is created.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def backend() -> Any:
+    """Return what creates the rendezvous, as torch's registry calls it with its parameters."""
+    return create
+
+
+def create(parameters: Any) -> Any:
+    """Create the rendezvous of one torchrun agent.
+
+    Args:
+        parameters: ``torch.distributed.elastic.rendezvous.RendezvousParameters``.
+    """
+    from samebits.launcher.kept_scheduler import KeptScheduler
+    from samebits.training.integrations import torchrun
+
+    return torchrun.create(parameters, KeptScheduler)

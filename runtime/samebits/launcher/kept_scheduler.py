@@ -1,0 +1,236 @@
+"""A scheduler for a job whose processes another launcher starts, such as torchrun.
+
+There is no job folder to recover from then: the processes know an address and nothing else. Each process whose machine
+has that address listens on it, hands the socket to a scheduler of its own, and does so again whenever the scheduler is
+away. The kernel gives the address to one of them, so there are never two schedulers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from samebits.config import Settings
+from samebits.core.ends import EndKind
+from samebits.errors import ListenError, SameBitsError, SchedulerUnreachableError
+from samebits.launcher.scheduler_link import at_address, stop_once
+from samebits.launcher.spawning import execute
+from samebits.net.address import close_all, listen
+from samebits.net.address_book import addresses_now
+from samebits.printable import printable
+from samebits.scheduler_hosts import NotHostsError, names_one
+from samebits.service import log, status
+from samebits.service.scheduler_address import listening_place
+from samebits.store import durable, private
+
+LOG_NAME = "scheduler.log"
+RETRY_S, LONGEST_RETRY_S = 0.5, 10.0
+_SHOWN_BYTES = 4096
+
+
+class KeptScheduler:
+    """Keeps a scheduler running at the job's address, if that is an address of this machine.
+
+    Args:
+        settings: of one of the job's processes.
+        environment: of the scheduler's process.
+        may_start: False if the scheduler is started by other means.
+
+    Attributes:
+        on_failure: called in this object's thread with the reason, if no scheduler can serve before the job begins.
+
+    Raises:
+        SettingsError: the address may not be listened on without a secret.
+        ListenError: this user may not listen on the port.
+        StoreError: RECOVERY_PATH cannot be used.
+    """
+
+    def __init__(self, settings: Settings, environment: Mapping[str, str], may_start: bool = True) -> None:
+        self.on_failure: Callable[[SameBitsError], object] = lambda _error: None
+        self._settings = settings
+        self._environment = environment
+        self._may_start = may_start
+        self._folder = Path.cwd()
+        self._recovery_path = self._folder / settings.recovery_path
+        self._job = ""  # once a process here has a seat
+        self._is_up = False
+        self._is_over = False  # the job is, or this object
+        self._child: tuple[int, int] | None = None  # pid and pidfd of the scheduler that was started here
+        self._readable, self._writable = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._pipe_lock, self._has_pipe = threading.Lock(), True
+        self._start_if_possible()
+        self._thread = threading.Thread(target=self._run, name="samebits-kept-scheduler", daemon=True)
+        self._thread.start()
+
+    def link(self, job: str, *, is_up: bool) -> None:
+        """Take whether the job's scheduler can be reached; callable from any thread."""
+        self._job, self._is_up = job, is_up
+        self._wake()
+
+    def stop_job(self, by: str) -> bool:
+        """End the job for all of its processes; return whether the scheduler has heard it."""
+        return stop_once(self._settings, by)
+
+    def let_go(self) -> None:
+        """Start no scheduler any more; callable from any thread."""
+        self._is_over = True
+        self._wake()
+
+    def close(self) -> None:
+        """Stop watching. A scheduler that runs ends with its job."""
+        self.let_go()
+        self._thread.join()
+        with self._pipe_lock:
+            if self._has_pipe:
+                self._has_pipe = False
+                os.close(self._readable)
+                os.close(self._writable)
+        if self._child is not None:
+            os.close(self._child[1])
+            self._child = None
+
+    def _wake(self) -> None:
+        with self._pipe_lock, contextlib.suppress(BlockingIOError):  # the thread has not read the last ones yet
+            if self._has_pipe:
+                os.write(self._writable, b"w")
+
+    def _run(self) -> None:
+        retry_s = RETRY_S
+        start_at = time.monotonic() + retry_s
+        while not self._is_over:
+            self._wait(start_at)
+            now = time.monotonic()
+            if self._is_up:
+                retry_s, start_at = RETRY_S, now
+            elif self._child is None and start_at <= now and not self._is_over:
+                retry_s = min(2 * retry_s, LONGEST_RETRY_S)
+                start_at = now + retry_s
+                try:
+                    self._start_if_possible()
+                except SameBitsError as error:
+                    self._failed(error)
+
+    def _wait(self, start_at: float) -> None:
+        """Wait for a change of the link, the end of the scheduler started here, or the time to start another."""
+        child, timeout_s = self._child, None
+        if child is None and not self._is_up:
+            timeout_s = max(0.0, start_at - time.monotonic())
+        select.select([self._readable, *([] if child is None else [child[1]])], [], [], timeout_s)
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._readable, 4096)
+        if child is not None:
+            self._reap(child)
+
+    # ---- one scheduler process
+
+    def _start_if_possible(self) -> None:
+        """Start a scheduler unless the address is another machine's, or taken."""
+        if not self._may_start:
+            return
+        try:
+            addresses, port = listening_place(self._settings)
+        except ListenError:
+            return  # not this machine
+        if not self._is_ours_to_start():
+            return
+        try:
+            sockets = listen(addresses, port)
+        except ListenError as error:
+            if error.is_taken:
+                return
+            raise
+        try:
+            if self._make_way():
+                self._start([one.fileno() for one in sockets])
+        finally:
+            close_all(sockets)
+
+    def _is_ours_to_start(self) -> bool:
+        """Return whether no other machine may have a scheduler of this job.
+
+        The kernel decides between processes of one machine. Of several addresses, the first one's machine starts the
+        scheduler; another machine takes over only what it finds in a shared RECOVERY_PATH, whose lock decides.
+        """
+        settings = self._settings
+        if names_one(settings.sched_host):
+            return True
+        stored = status.stored_snapshot(self._recovery_path) if self._job else None
+        if stored is not None and stored["job"] == self._job:
+            return True
+        try:
+            first = addresses_now(settings.sched_host, settings.sched_port)[0]
+            listening_place(at_address(settings, first))
+        except (ListenError, NotHostsError):
+            return False
+        return True
+
+    def _make_way(self) -> bool:
+        """Move an earlier job's folder aside if it is finished; return whether a scheduler is needed.
+
+        Nobody else does so meanwhile: this process holds the address.
+        """
+        stored = status.stored_snapshot(self._recovery_path)
+        if stored is None:
+            return True
+        if stored["job"] == self._job and (stored["job_finished"] or stored["ended"]):
+            self._is_over = True
+            return False
+        if not stored["job_finished"]:
+            return True
+        aside = durable.move_aside(self._recovery_path, stored["job"])
+        if aside is not None:
+            log.say(f"job {stored['job']} is finished; its folder is moved aside, to {aside}")
+        return True
+
+    def _start(self, sockets: list[int]) -> None:
+        private.make_folder(self._recovery_path, "RECOVERY_PATH")
+        words = [sys.executable, "-P", "-m", "samebits", "scheduler"]
+        output = private.open_to_append(self._log)
+        try:
+            pid = execute(words, self._environment, self._folder, output, sockets)
+        finally:
+            os.close(output)
+        self._child = pid, os.pidfd_open(pid)
+        log.say(f"started the job's scheduler here: pid {pid}, log {self._log}")
+
+    @property
+    def _log(self) -> Path:
+        return self._recovery_path / LOG_NAME
+
+    def _reap(self, child: tuple[int, int]) -> None:
+        pid, descriptor = child
+        found, how = os.waitpid(pid, os.WNOHANG)
+        if not found:
+            return
+        os.close(descriptor)
+        self._child, self._is_up = None, False
+        code = os.waitstatus_to_exitcode(how)
+        if code == 0 or EndKind.of_exit_code(code) is not None:
+            self._is_over = True  # so is the job
+        elif code > 0:
+            ended = f"the job's scheduler, which this process started, ended with status {code}"
+            self._failed(SchedulerUnreachableError(f"{ended}: {self._last_line()}"))
+        else:
+            log.warn(f"the job's scheduler (pid {pid}) was killed by signal {-code}; it is started again")
+
+    def _failed(self, error: SameBitsError) -> None:
+        """Report why no scheduler runs: only a warning once the job has begun, for it trains on without one."""
+        if self._job:
+            log.warn(f"no scheduler can be started here for now: {error}")
+        else:
+            self.on_failure(error)
+
+    def _last_line(self) -> str:
+        try:
+            with self._log.open("rb") as file:
+                file.seek(max(0, os.fstat(file.fileno()).st_size - _SHOWN_BYTES))
+                lines = file.read().decode(errors="replace").splitlines()
+        except OSError as error:
+            return f"its log {self._log} cannot be read: {error.strerror}"
+        return printable(lines[-1].removeprefix("samebits: ") if lines else "it has said nothing", _SHOWN_BYTES)

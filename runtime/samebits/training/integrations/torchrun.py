@@ -1,0 +1,381 @@
+"""The rendezvous of ``torchrun --rdzv-backend=samebits``.
+
+Each torchrun agent holds one seat in a job of ours, whose workers are the agents. The scheduler decides who is a
+member; torch's agent starts, watches and restarts the processes of the user's script.
+
+Each generation has a store of its own, in the agent of rank 0. If that agent dies its generation is over anyway, and
+the next one cannot find keys of the last.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import NoReturn, Protocol
+
+from torch.distributed import DistError, TCPStore
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.elastic.rendezvous import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousHandler,
+    RendezvousInfo,
+    RendezvousParameters,
+    RendezvousStateError,
+    RendezvousStoreInfo,
+    RendezvousTimeoutError,
+)
+
+from samebits import config
+from samebits.config import Settings
+from samebits.core.messages import GenerationStarted, Holdings
+from samebits.core.point import Point
+from samebits.core.reports import FINAL, Digest
+from samebits.errors import (
+    FencedError,
+    FormationTimeoutError,
+    GenerationEndedError,
+    JobFailedError,
+    JobInterruptedError,
+    JobStoppedError,
+    RefusedError,
+    SameBitsError,
+    ScriptFailedError,
+    UntrainedError,
+)
+from samebits.service import log
+from samebits.service.agent import Agent
+from samebits.service.scheduler_address import address_towards
+from samebits.start_folder import start_folder
+from samebits.store.child_processes import kill_left_behind
+from samebits.tracebacks import failure_in
+
+__all__ = ["SamebitsRendezvous", "SchedulerKeeper", "create"]
+
+BACKEND = "samebits"
+STORE_TIMEOUT_S = 60.0
+BLAME_S = 5.0  # how long a node whose workers ended with an error waits to hear that another node's failed first
+_FINISHED = b"torchrun"
+_NOTHING_HELD = Holdings((), own_parts=False, numerics=())
+_ENDS_OF_THE_JOB = (JobStoppedError, JobInterruptedError, JobFailedError, ScriptFailedError, UntrainedError)
+
+
+class SchedulerKeeper(Protocol):
+    """Keeps the job's scheduler running on the machine of the endpoint."""
+
+    on_failure: Callable[[SameBitsError], object]
+
+    def link(self, job: str, *, is_up: bool) -> None:
+        """Take whether the job's scheduler can be reached."""
+
+    def stop_job(self, by: str) -> bool:
+        """End the job for all of its processes; return whether the scheduler has heard it."""
+
+    def let_go(self) -> None:
+        """Start no scheduler any more."""
+
+    def close(self) -> None:
+        """Stop watching."""
+
+
+# ---- errors
+
+
+class _EndsTorchrun(SystemExit):
+    """An error of torch's that ends torchrun without a traceback and with this package's exit code."""
+
+    def __init__(self, text: str, status: int) -> None:
+        super().__init__(text)
+        self.code = status
+
+
+class JobOverError(_EndsTorchrun, RendezvousClosedError):
+    """The job has ended, or is finished."""
+
+
+class NoSeatError(_EndsTorchrun, RendezvousConnectionError):
+    """No scheduler answers, or it refuses this agent."""
+
+
+class ReplacedError(_EndsTorchrun, RendezvousStateError):
+    """Another agent has this one's seat."""
+
+
+class TooLateError(_EndsTorchrun, RendezvousTimeoutError):
+    """The rendezvous was not complete in time."""
+
+
+def _raise(error: SameBitsError) -> NoReturn:
+    """Raise an error of ours as the one that torch documents for it."""
+    match error:
+        case FencedError():
+            kind: type[_EndsTorchrun] = ReplacedError
+        case FormationTimeoutError():
+            kind = TooLateError
+        case _ if isinstance(error, _ENDS_OF_THE_JOB):
+            kind = JobOverError
+        case _:
+            kind = NoSeatError
+    text = str(error)
+    if isinstance(error, RefusedError):
+        text += ". With torchrun, --nnodes sets WORKER_NUM and SPARE_NUM, and --rdzv-id sets JOB_NAME"
+    log.warn(text)
+    raise kind(text, error.exit_code) from None
+
+
+# ---- settings
+
+
+def create(
+    parameters: RendezvousParameters, keep_scheduler: Callable[[Settings, Mapping[str, str], bool], SchedulerKeeper]
+) -> RendezvousHandler:
+    """Create the rendezvous of this process's agent.
+
+    Args:
+        parameters: of torchrun's command line.
+        keep_scheduler: starts a scheduler with this environment if it may, and the endpoint is this machine's.
+
+    Raises:
+        RendezvousError: an option or a variable is wrong, or the endpoint cannot be listened on.
+    """
+    log.set_up("torchrun")
+    try:
+        settings, environment = _settings_of(parameters)
+        may_start = parameters.get_as_bool("is_host", default=True) is not False
+        return SamebitsRendezvous(parameters, settings, keep_scheduler(settings, environment, may_start))
+    except SameBitsError as error:
+        _raise(error)
+
+
+def _settings_of(parameters: RendezvousParameters) -> tuple[Settings, dict[str, str]]:
+    """Return the settings of this agent, and the environment of a scheduler of its job."""
+    told = {
+        "WORKER_NUM": str(parameters.min_nodes),
+        "SPARE_NUM": str(parameters.max_nodes - parameters.min_nodes),
+        "JOB_NAME": parameters.run_id,
+        "ENABLE_RECOVERY": "1",
+        **_address_in(parameters.endpoint),
+    }
+    timeout_s = parameters.get("join_timeout")
+    if timeout_s is not None:
+        told["TOPO_TIMEOUT"] = str(timeout_s)
+    environment = config.environment_of_job(told)
+    settings, warnings = config.read({"NODE_ID": uuid.uuid4().hex[:12], **environment, "ROLE": "worker"})
+    for warning in warnings:
+        log.warn(warning)
+    log_dir = str(settings.recovery_path)  # a later job in this folder must find no log folder of this one
+    return settings, {**environment, "LOG_DIR": log_dir, "ROLE": "scheduler"}
+
+
+def _address_in(endpoint: str) -> dict[str, str]:
+    """Return SCHED_HOST and SCHED_PORT for ``host[:port]``, several of these, or ``file:/path``."""
+    text = endpoint.strip()
+    if not text:
+        return {}
+    host, colon, port = text.rpartition(":")
+    if "," in text or not (colon and port.isdecimal() and (":" not in host or host.endswith("]"))):
+        return {"SCHED_HOST": text}
+    return {"SCHED_HOST": host, "SCHED_PORT": port}
+
+
+# ---- the rendezvous
+
+
+class SamebitsRendezvous(RendezvousHandler):
+    """One agent's seat, and its place in each generation.
+
+    Args:
+        parameters: of torchrun's command line.
+        settings: made of them.
+        scheduler: keeps the job's scheduler running.
+    """
+
+    def __init__(self, parameters: RendezvousParameters, settings: Settings, scheduler: SchedulerKeeper) -> None:
+        self._parameters = parameters
+        self._settings = settings
+        self._scheduler = scheduler
+        self._agent = Agent(settings, settings.job_name, settings.device or "cpu")
+        self._job = ""  # once it has a seat
+        self._is_linked, self._link_lock = threading.Event(), threading.Lock()
+        self._generation = 0
+        self._is_finished = False
+        self._has_left = False
+        self._undo_watch: Callable[[], None] = lambda: None
+        self._store: TCPStore | None = None  # if it is this agent's, it must live as long as its generation
+        self._agent.on_break = self._interrupted
+        self._agent.on_link = self._linked
+        scheduler.on_failure = self._agent.end
+
+    def get_backend(self) -> str:
+        """Return the name of the backend."""
+        return BACKEND
+
+    def get_run_id(self) -> str:
+        """Return torchrun's ``--rdzv-id``."""
+        return self._parameters.run_id
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Wait for a place in the next generation; a standby waits here until it is needed.
+
+        Raises:
+            RendezvousError: there is no place for this agent any more.
+        """
+        try:
+            if not self._job:
+                self._register()
+            while True:
+                place = self._agent.enter(_NOTHING_HELD)
+                if isinstance(place, Point):
+                    self._is_finished = True
+                    log.say("the job is finished")
+                    raise JobOverError("the job is finished", 0)
+                try:
+                    return self._meet(place)
+                except GenerationEndedError as ended:
+                    log.say(f"generation {place.generation} is over: {ended}")
+        except SameBitsError as error:
+            _raise(error)
+
+    def num_nodes_waiting(self) -> int:
+        """Return 1 if the generation is over, so that torch's agent restarts its workers; standbys do not count.
+
+        Raises:
+            RendezvousError: there is no place for this agent any more.
+        """
+        try:
+            self._agent.check()
+        except GenerationEndedError:
+            return 1
+        except SameBitsError as error:
+            _raise(error)
+        return 0
+
+    def is_closed(self) -> bool:
+        """Whether the job is over, as far as this agent knows."""
+        return self._is_finished or self._agent.must_end is not None
+
+    def set_closed(self) -> None:
+        """End the job for all agents."""
+        self._stop_job(f"node {self._agent.node} has closed the rendezvous")
+
+    def shutdown(self) -> bool:
+        """Give the seat up. What torch's agent ends with, an error or nothing, decides what that means for the job."""
+        if self._has_left:
+            return True
+        self._has_left = True
+        if not self._job or self.is_closed():
+            self._agent.leave(on_purpose=True, text="torchrun has ended")
+        elif (error := sys.exception()) is not None:
+            self._leave_after(error)
+        else:
+            self._leave_finished()
+        self._scheduler.close()
+        self._undo_watch()
+        self._store = None
+        return True
+
+    # ---- seat and generation
+
+    def _register(self) -> None:
+        admitted = self._agent.register()
+        self._job = admitted.job
+        log.set_up(f"node {self._agent.node}")
+        # A killed agent's workers may not notice for long, and save checkpoints beside those that replace them.
+        self._undo_watch = kill_left_behind(config.mark_agent(self._agent.session), self._agent.session)
+        seat = "as a standby" if admitted.slot is None else f"slot {admitted.slot} of {admitted.world_size}"
+        log.say(f"seated: {seat}, incarnation {admitted.incarnation}, job {admitted.job}")
+        with self._link_lock:
+            self._scheduler.link(self._job, is_up=self._is_linked.is_set())
+
+    def _linked(self, is_up: bool) -> None:
+        with self._link_lock:
+            (self._is_linked.set if is_up else self._is_linked.clear)()
+            self._scheduler.link(self._job, is_up=is_up)
+
+    def _interrupted(self, _reason: str) -> None:
+        # Asking takes the end in hand: torch's agent looks in at its next poll, however long that takes.
+        if self._agent.verdict(0.0) is not None:
+            self._scheduler.let_go()
+
+    def _meet(self, place: GenerationStarted) -> RendezvousInfo:
+        """Exchange the store's address with the other agents of this generation."""
+        agent, self._store = self._agent, None
+        timeout = timedelta(seconds=STORE_TIMEOUT_S)
+        host = self._parameters.local_addr or address_towards(self._settings.sched_host, self._settings.sched_port)
+        if place.rank == 0:
+            self._store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
+            agent.publish(place.generation, f"{host} {self._store.port}".encode())
+        else:
+            agent.publish(place.generation, b"")
+        address, _, port = bytes(agent.address_map(place.generation)[0]).decode().rpartition(" ")
+        try:
+            store = self._store or TCPStore(address, int(port), is_master=False, timeout=timeout)
+            bootstrap = RendezvousStoreInfo.build(place.rank, store, host)
+        except DistError as error:
+            where = f"the store of rank 0 at {address}, port {port}"
+            raise GenerationEndedError(f"{where}, does not answer: {error}") from None
+        self._generation = place.generation
+        agent.trains(place.generation)
+        log.say(f"generation {place.generation}: node rank {place.rank} of {place.world_size}")
+        return RendezvousInfo(store, place.rank, place.world_size, bootstrap)
+
+    # ---- the end
+
+    def _leave_finished(self) -> None:
+        """The workers here have ended well: stay until those of all agents have."""
+        agent, point = self._agent, Point(1, self._generation)
+        try:
+            agent.complete(point.generation, point.step, [Digest(point, FINAL, _FINISHED)])
+            self._is_finished = True
+        except GenerationEndedError as ended:
+            # Workers that have ended well cannot be in another generation.
+            self._stop_job(f"the workers of node {agent.node} had ended with status 0 when others were lost: {ended}")
+        except SameBitsError as error:
+            log.warn(str(error))
+        agent.leave(on_purpose=self._is_finished, text="its workers ended with status 0")
+
+    def _leave_after(self, error: BaseException) -> None:
+        """Leave with the error that ended torch's agent.
+
+        Workers that failed with no restart left end the job on all nodes. An error of the agent itself is the loss of
+        this node, whose place a standby or a new agent can take.
+        """
+        if isinstance(error, ChildFailedError):
+            text, status = _cause_in(error)
+        else:
+            text, status = f"torchrun failed: {type(error).__name__}: {error}", 1
+        self._agent.speak_last(text)
+        if isinstance(error, ChildFailedError):
+            # A worker that lost its peer may have failed before the peer's agent has seen why.
+            verdict = None if status > 128 else self._agent.verdict(BLAME_S)
+            if verdict is None:
+                self._stop_job(f"torchrun on node {self._agent.node}, which has no restart left")
+        self._agent.leave(on_purpose=False, text=text, status=status)
+
+    def _stop_job(self, by: str) -> None:
+        self._is_linked.wait(2 * self._settings.node_timeout_s)  # the scheduler may be coming back
+        if not self._scheduler.stop_job(by):
+            log.warn(f"the other nodes could not be told that the job ends: no scheduler answers ({by})")
+
+
+def _cause_in(error: ChildFailedError) -> tuple[str, int]:
+    """Return how the first worker to fail did so, in a sentence and as a shell's exit status."""
+    rank, failure = error.get_first_failure()
+    if failure.exitcode < 0:
+        how, status = f"was killed by signal {-failure.exitcode}", 128 - failure.exitcode
+    else:
+        how, status = f"ended with status {failure.exitcode}{_told_by(failure)}", failure.exitcode
+    return f"global rank {rank} (pid {failure.pid}) {how}", status
+
+
+def _told_by(failure: ProcessFailure) -> str:
+    """Return the error and its line in the script, if the worker has written its error file."""
+    data = failure.error_file_data.get("message")
+    if not isinstance(data, dict):
+        return ""
+    stack = str(data.get("extraInfo", {}).get("py_callstack", ""))
+    found = failure_in(stack, start_folder())
+    return f", {found or data.get('message', '')}"

@@ -1,0 +1,138 @@
+"""A scheduler that is kept for processes which another launcher starts: where it may be started, and where not."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from samebits import config
+from samebits.launcher.kept_scheduler import KeptScheduler
+from samebits.launcher.scheduler_link import ask_once
+from samebits.service import log
+from samebits.store.process_identity import ProcessIdentity
+from tests.system.processes import environment_of_tests, found_below, free_port, signal_process
+
+WAIT_S = 60.0
+ELSEWHERE = "192.0.2.1"  # RFC 5737: no machine's
+
+
+def within(wanted: Callable[[], object]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not wanted():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class Place:
+    """One folder and port in which schedulers are kept."""
+
+    def __init__(self, folder: Path, captured: pytest.LogCaptureFixture) -> None:
+        self.folder = folder
+        self._captured = captured
+        self.port = free_port()
+        self._kept: list[KeptScheduler] = []
+
+    def keep(self, host: str = "127.0.0.1") -> KeptScheduler:
+        environment = environment_of_tests() | {"SCHED_HOST": host, "SCHED_PORT": str(self.port)}
+        environment |= {"WORKER_NUM": "1", "ENABLE_RECOVERY": "1"}
+        self.settings, _ = config.read({**environment, "ROLE": "worker", "NODE_ID": "0"})
+        self._kept.append(KeptScheduler(self.settings, {**environment, "ROLE": "scheduler"}))
+        return self._kept[-1]
+
+    def said(self) -> str:
+        return self._captured.text
+
+    def schedulers(self) -> list[ProcessIdentity]:
+        return found_below(self.folder)
+
+    def job(self) -> str:
+        """The id of the job, once its scheduler answers."""
+        within(lambda: ask_once(self.settings, WAIT_S))
+        content = ask_once(self.settings, WAIT_S)
+        assert content is not None
+        return str(content["job"])
+
+    def kill_scheduler(self) -> ProcessIdentity:
+        (scheduler,) = self.schedulers()
+        signal_process(scheduler, signal.SIGKILL)
+        assert scheduler.wait_for_exit(WAIT_S)
+        return scheduler
+
+    def close(self) -> None:
+        for kept in self._kept:
+            kept.close()
+        for one in found_below(self.folder):
+            signal_process(one, signal.SIGKILL)
+            one.wait_for_exit(WAIT_S)
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Place]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(log.LOGGER, "propagate", True)
+    place = Place(tmp_path, caplog)
+    yield place
+    place.close()
+
+
+def test_processes_of_one_machine_start_one_scheduler_and_any_of_them_starts_the_next(place: Place) -> None:
+    first, second = place.keep(), place.keep()
+    job = place.job()
+    for kept in (first, second):
+        kept.link(job, is_up=True)
+    killed = place.kill_scheduler()  # whose parent finds out by itself
+    within(lambda: place.schedulers() not in ([], [killed]))
+    assert place.job() == job
+    first.close()
+    place.kill_scheduler()
+    second.link(job, is_up=False)
+    within(place.schedulers)
+    assert place.job() == job
+
+
+def test_of_several_addresses_another_machine_takes_over_only_a_journal_of_its_job(place: Place) -> None:
+    elsewhere = f"{ELSEWHERE}:9,127.0.0.1:{place.port}"
+    second = place.keep(elsewhere)
+    assert not place.schedulers(), "the first address is another machine's"
+    first = place.keep()
+    job = place.job()
+    first.close()
+    place.kill_scheduler()
+    second.link("another job", is_up=False)
+    assert not second._is_ours_to_start()
+    second.link(job, is_up=False)
+    within(place.schedulers)
+
+
+def test_a_job_that_was_ended_gets_no_scheduler_again(place: Place) -> None:
+    first, second = place.keep(), place.keep()
+    job = place.job()
+    second.link(job, is_up=True)
+    first.stop_job("the test")  # without workers the job may end before it answers
+    within(lambda: not place.schedulers())
+    second.link(job, is_up=False)
+    for kept in (first, second):
+        kept._thread.join(WAIT_S)
+        assert not kept._thread.is_alive()
+    assert not place.schedulers()
+
+
+def test_a_scheduler_that_cannot_be_started_does_not_end_a_job_that_runs(place: Place) -> None:
+    first, second = place.keep(), place.keep()
+    failures = list[Exception]()
+    second.on_failure = failures.append
+    second.link(place.job(), is_up=True)
+    first.close()
+    place.kill_scheduler()
+    journal = place.folder / "recovery" / "journal"
+    whole = journal.read_bytes()
+    journal.write_bytes(b"damaged" + whole[7:])
+    second.link(second._job, is_up=False)
+    within(lambda: "can be started here for now" in place.said())
+    journal.write_bytes(whole)
+    within(place.schedulers)
+    assert failures == []
