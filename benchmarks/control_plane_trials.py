@@ -245,7 +245,7 @@ def _of_victims(scene: Scene, crowds: Crowds, victims: int) -> set[int]:
 
 
 class _Log:
-    """What a scheduler logs from now on; it logs a loss once that is durable, just before it notifies all.
+    """The scheduler's log from now on; it logs a loss once that is durable, just before it notifies all.
 
     The kernel wakes the reader when a line is written (inotify(7)); polling would be late and take CPU time.
     """
@@ -278,7 +278,7 @@ class _Log:
             if self._losses >= count:
                 return woken_s
             if woken_s > deadline_s:
-                raise TimeoutError(f"{self._losses} losses were said within {WITHIN_S:g} s, not {count}")
+                raise TimeoutError(f"{self._losses} losses were logged within {WITHIN_S:g} s, not {count}")
             select.select([self._written], [], [], 1.0)
             self._written.read(INOTIFY_BYTES)
 

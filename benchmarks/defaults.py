@@ -34,7 +34,7 @@ WATCHERS: dict[str, dict[str, str]] = {
     "hidden": {"HIDDEN_STATE": "off"},
     "health": {"HEALTH": "off"},
 }
-"""What is on by default, and the value that turns it off."""
+"""Settings that are on by default, and the value that turns each off."""
 WINDOW_STEPS = 50
 BLOCKS = {"mlp": 6, "wide": 2, "transformer": 1}
 """Sets of processes by workload, since each set's memory layout and sockets affect its speed."""

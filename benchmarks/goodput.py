@@ -329,7 +329,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         except (OSError, ValueError) as error:
             parser.error(f"--of: {error}")
     elif not names:
-        parser.error(f"--who: nobody can take part: {missing}")
+        parser.error(f"--who: no contestant can take part: {missing}")
     else:
         what = f"{options.workers} ranks, a kill every {options.every:g} s, {options.seconds:g} s each"
         measured = by_name(measure_parts(options, names, Progress(what, missing)))

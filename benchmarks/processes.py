@@ -271,7 +271,7 @@ def wait_until_listening(port: int, stage: Stage) -> None:
     while not _listens(port):
         stage.require_alive()
         if time.monotonic() > deadline_s:
-            raise TimeoutError(f"nobody listened on port {port} within {_START_S:g} s")
+            raise TimeoutError(f"nothing listened on port {port} within {_START_S:g} s")
         time.sleep(0.005)
 
 

@@ -44,7 +44,7 @@ print(*(lines for extra, lines in parser["options.extras_require"].items() if ex
 PYTHON
 }
 
-# Resolves constraints.txt for all supported Pythons at once. Versions that still fit stay, unless uv is told to upgrade.
+# Resolves constraints.txt for all supported Pythons at once. Versions that still fit stay, unless uv upgrades them.
 # torch's version changes only by hand, in its line. What only its CUDA builds need is left to torch, which pins it: with
 # a CPU build, `pip install -r constraints.txt` would otherwise download gigabytes that are never used.
 lock() { # UV-ARGUMENTS...
@@ -78,14 +78,14 @@ case ${CHECKPOINT_PATH:-${MS_CHECKPOINT_PATH-}} in
     *://*) extras+=,remote ;;
 esac
 if [ "${1-}" = --dev ]; then extras+=,dev; fi
-# What an environment was given once it keeps: run.sh must not take pytest away from who called this with --dev.
+# Extras stay installed: run.sh must not remove pytest after a call with --dev.
 kept=
 if [ -r "$stamp" ]; then { read -r _ && read -r kept; } <"$stamp" || true; fi
 for extra in dev remote npu; do
     if [[ ,$kept, = *,$extra,* && ,$extras, != *,$extra,* ]]; then extras+=,$extra; fi
 done
 
-# What the installation depends on. The interpreter is named by the two links that make the environment's python.
+# Everything the installation depends on. The two links that make the environment's python name the interpreter.
 fingerprint() {
     { printf '%s\n' "$root" && cat "$root"/{setup.cfg,pyproject.toml,constraints.txt} "$venv/pyvenv.cfg"; } | cksum
 }

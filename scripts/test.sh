@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Sets itself up and runs the checks: ruff, mypy, then pytest. What --quick and --all make of it says --help.
-# With arguments that are pytest's, only pytest runs, and gets them:
+# Sets itself up and runs the checks: ruff, mypy, then pytest. --help describes --quick and --all.
+# With pytest's own arguments, only pytest runs:
 #   bash scripts/test.sh tests/core -k cool_down
 set -euo pipefail
 
@@ -33,7 +33,7 @@ bash "$root/scripts/setup.sh" --dev
 cd "$root"
 bin=$venv/bin
 
-# stage WHAT COMMAND...: runs the command and says how long it took; the first that fails ends the script.
+# stage WHAT COMMAND...: runs the command and prints its duration; the first failure ends the script.
 stage() {
     local what=$1 began=$SECONDS status=0
     shift
@@ -45,7 +45,7 @@ stage() {
     printf 'test: %s passed in %s s\n' "$what" "$((SECONDS - began))"
 }
 
-# Else every process of a job compiles the package again wherever PYTHONDONTWRITEBYTECODE is set, as it is in containers.
+# Otherwise every process of a job compiles the package again if PYTHONDONTWRITEBYTECODE is set, as in containers.
 "$bin/python" -m compileall -q runtime tests benchmarks examples
 
 if [ "$how" = pytest ]; then

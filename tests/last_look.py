@@ -1,4 +1,4 @@
-"""What a failing test with real processes shows before anything is ended: the job's state and its processes.
+"""Diagnostics of a failing test with real processes, before anything is ended: the job's state and its processes.
 
 The job itself shows its logs (``tails``).
 """
@@ -36,7 +36,7 @@ def status_of(folder: Path, environment: Mapping[str, str]) -> str:
 
 
 def running_below(folder: Path) -> list[str]:
-    """Return every process of the folder's job, whoever started it: pid, state (proc(5)), command."""
+    """Return every process of the folder's job, by whatever parent: pid, state (proc(5)), command."""
     found = []
     for identity in found_below(folder):
         try:

@@ -188,7 +188,7 @@ class PrivateCopy:
         """Return how long the package's quick tests take on the unchanged code."""
         killed_by, took_s = self._run()
         if killed_by:
-            raise SystemExit(f"random_mutants: the whole code fails {killed_by}. Fix: mend that first")
+            raise SystemExit(f"random_mutants: the unchanged code fails {killed_by}. Fix: repair that first")
         return took_s
 
     def tried(self, mutant: Mutant) -> Outcome:

@@ -22,7 +22,7 @@ ended, ends = os.pipe()
 burns = "import time\\nwhile time.process_time() < 1.5: pass"
 subprocess.run(["sh", "-c", '"$0" -c "$1" &', sys.executable, burns], pass_fds=[ends], check=True)
 os.close(ends)
-select.select([ended], [], [])  # the orphan has ended: nobody holds the other end
+select.select([ended], [], [])  # the orphan has ended: no process holds the other end
 floor.reap()
 print(before, floor.sentence(), sep="\\n")
 """

@@ -42,7 +42,7 @@ WRITERS = {
     "commands/drill/faults.py:flip_bit": "a drill damages a checkpoint that it made, on purpose",
     "commands/drill/inside.py:_write": "copied into the drill's own 0700 folder; has the standard library alone",
     "commands/drill/memory_limit.py:_made": "the kernel's files of a cgroup",
-    "commands/run/check.py:main": "a new folder, 0700, under a name that nobody can guess (mkdtemp)",
+    "commands/run/check.py:main": "a new folder, 0700, under an unpredictable name (mkdtemp)",
 }
 """By file and function: why it may open a file to write."""
 

@@ -247,9 +247,7 @@ class Crowd:
             self._heard += len(frame)
             self._count("mapped")
         else:
-            raise ValueError(
-                f"worker {worker.slot} was told {SCHEMA.unpack(frame)}, which this benchmark never asks for"
-            )
+            raise ValueError(f"worker {worker.slot} got {SCHEMA.unpack(frame)}, which this benchmark never asks for")
 
     def _admitted(self, worker: Worker, frame: bytes) -> None:
         if self._plan.kind == "echo":

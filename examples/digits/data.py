@@ -1,7 +1,7 @@
-"""The digits to train on, split alike in every process: scikit-learn's own 1,797, or the MNIST that DATA_PATH names.
+"""The digits to train on, split the same way in every process: scikit-learn's 1,797, or MNIST from DATA_PATH.
 
-Only reading lives here, nothing is downloaded or written. The one idea: a file is believed only as far as it has been
-checked, so a wrong, cut or swollen one ends in one sentence that names it, before memory is taken for its contents.
+This module only reads; it downloads and writes nothing. Every part of a file is checked before it is used, so that a
+wrong, truncated or oversized one is reported in one sentence before memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Digits:
 
 
 def load_digits(data_path: str | None) -> Digits:
-    """MNIST from the IDX files in ``data_path``, or scikit-learn's 8×8 digits where there is none."""
+    """Return MNIST from the IDX files in ``data_path``, or scikit-learn's 8×8 digits without one."""
     return _load_mnist(Path(data_path)) if data_path else _load_bundled()
 
 
@@ -68,7 +68,9 @@ def _load_mnist(folder: Path) -> Digits:
 
 
 def _load_labelled(folder: Path, part: str, beside: str = "train") -> TensorDataset:
-    """``beside``: where MindSpore's MNIST_Data has this part, whether its folder is named or one of its two."""
+    """Load images and labels. ``beside``: where MindSpore's MNIST_Data has this part, whether its folder or one of its
+    two is named.
+    """
     folders = (folder, folder / beside, folder.parent / beside)
     images_file, labels_file = _find(folders, f"{part}-images-idx3-ubyte"), _find(folders, f"{part}-labels-idx1-ubyte")
     images, labels = read_idx(images_file, dimensions=3), read_idx(labels_file, dimensions=1)
@@ -93,7 +95,7 @@ def _find(folders: tuple[Path, ...], name: str) -> Path:
 
 
 def read_idx(file: Path, dimensions: int) -> torch.Tensor:
-    """The contents of an IDX file of unsigned bytes, plain or gzipped, as uint8 in the shape its header gives.
+    """Return the content of an IDX file of unsigned bytes, plain or gzipped, as uint8 in its header's shape.
 
     The format is that of http://yann.lecun.com/exdb/mnist: two zero bytes, the type, the number of dimensions, each
     dimension as four bytes with the highest first, then the data. Raises :class:`DataError` for anything else.

@@ -1,7 +1,7 @@
-"""The net of the digits example: two convolutions and two linear layers, for square grey images of any size from 4 on.
+"""The net of the digits example: two convolutions and two linear layers, for square grey images of size 4 and up.
 
-Nothing about training lives here. It normalises by groups of channels within one image and not by batch: a batch norm's
-running averages would differ from rank to rank, and with them the hash over all parameters and buffers.
+It normalises by groups of channels within one image and not by batch: a batch norm's running averages would differ
+between ranks, and with them the hash over all parameters and buffers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch import nn
 
 
 class DigitsNet(nn.Module):
-    """Images, float32 (n, 1, size, size), to the logits of the ten digits, float32 (n, 10)."""
+    """Map images, float32 (n, 1, size, size), to the logits of the ten digits, float32 (n, 10)."""
 
     def __init__(self, image_size: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Trains a small convolutional net on handwritten digits, in a job that survives kill -9: the page to copy from.
+"""Train a small convolutional net on handwritten digits in a job that survives kill -9: an example to copy.
 
-Every process of the job, the scheduler too, runs this same file; the environment alone says which one it is. Start it
-with ``bash scripts/run.sh``, kill what you like with ``kill -9``, bring it back with ``bash scripts/recover.sh``.
+Every process of the job, the scheduler included, runs this file; the environment determines its role. Start it with
+``bash scripts/run.sh``, kill any process with ``kill -9``, recover with ``bash scripts/recover.sh``.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ PRINT_EVERY_STEPS = 20
 def main() -> None:
     args = parse_arguments()
 
-    # First of all: in the scheduler's process this call serves until the job is done, and exits.
+    # First: in the scheduler's process this call serves until the job is done, and exits.
     samebits.init()
-    if not dist.is_initialized():  # with ENABLE_RECOVERY=0 the process group is the script's own business
+    if not dist.is_initialized():  # with ENABLE_RECOVERY=0 the script makes its own process group
         dist.init_process_group()
 
-    # The same bits on every run: one seed, and only operators that always add up in the same order.
+    # The same bits on every run: one seed, and only operators that always sum in the same order.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(args.seed)
@@ -47,7 +47,7 @@ def main() -> None:
     model = DistributedDataParallel(DigitsNet(digits.image_size).to(device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4)
 
-    # Everything a step depends on: when a worker is lost, all of it goes back together to a commit.
+    # Everything a step depends on: when a worker is lost, all of it returns to the same commit.
     state = samebits.elastic.TorchState(
         model,
         optimizer,
@@ -63,7 +63,7 @@ def main() -> None:
 
     @samebits.elastic.run
     def train(state: samebits.elastic.TorchState) -> None:
-        # Called again, in the same process, whenever a worker was lost: it goes on from the state and nothing else.
+        # Called again in the same process whenever a worker is lost; it resumes from the state alone.
         model.train()
         while state.step < args.steps:
             for batch, (images, labels) in enumerate(loader):
@@ -91,7 +91,7 @@ def main() -> None:
 
 @torch.no_grad()
 def evaluate(model: nn.Module, held_out: TensorDataset, device: torch.device) -> tuple[float, float]:
-    """Mean loss and share of right answers on digits that were never trained on, without any communication."""
+    """Return mean loss and accuracy on held-out digits, without any communication."""
     model.eval()
     loss = right = 0.0
     for images, labels in DataLoader(held_out, batch_size=256):
@@ -102,7 +102,7 @@ def evaluate(model: nn.Module, held_out: TensorDataset, device: torch.device) ->
 
 
 def sha256_of(model: nn.Module) -> str:
-    """A hash of the raw bytes of all parameters and buffers, in the order of their names."""
+    """Return a hash of the raw bytes of all parameters and buffers, in the order of their names."""
     digest = hashlib.sha256()
     for _, tensor in sorted(model.state_dict().items()):
         digest.update(tensor.cpu().reshape(-1).view(torch.uint8).numpy())

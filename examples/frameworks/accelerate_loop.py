@@ -1,6 +1,6 @@
 """A classifier trained with Hugging Face Accelerate: its loader, its schedule, its accumulation, its evaluation.
 
-The lines that SameBits needs are marked; all others are as they were.
+The lines that SameBits needs are marked; all others are unchanged.
 """
 
 import argparse

@@ -1,8 +1,8 @@
-"""A small convolutional net trained in epochs, of the shape that PyTorch's own MNIST and ImageNet examples have.
+"""A small convolutional net trained in epochs, in the style of PyTorch's MNIST and ImageNet examples.
 
-It was written for torchrun: a function for training an epoch and one for testing after it, a sampler that is told the
-epoch, a learning rate that falls after each, dropout and batch norm, ``destroy_process_group`` at the end. The lines
-that SameBits needs are marked; all others are as they were. The pictures are drawn here, so that nothing is downloaded.
+It was written for torchrun: functions for training and testing an epoch, a sampler with ``set_epoch``, a learning rate
+that falls after each epoch, dropout and batch norm, ``destroy_process_group`` at the end. The lines that SameBits needs
+are marked; all others are unchanged. The pictures are generated here, so that nothing is downloaded.
 """
 
 import argparse
@@ -22,7 +22,7 @@ SIDE, CLASSES, LOG_EVERY = 12, 10, 20
 
 
 class Net(nn.Module):
-    """Two convolutions, then two layers; pictures of one channel in, the logarithms of the classes' shares out."""
+    """Two convolutions, then two layers: pictures of one channel in, log-probabilities of the classes out."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 
 def pictures(count: int, seed: int) -> TensorDataset:
-    """Each class is a pattern; a picture is its class's with noise."""
+    """Each class is a pattern; a picture is its class's pattern with noise."""
     patterns = torch.randn(CLASSES, 1, SIDE, SIDE, generator=torch.Generator().manual_seed(0))
     generator = torch.Generator().manual_seed(seed)
     labels = torch.randint(CLASSES, (count,), generator=generator)

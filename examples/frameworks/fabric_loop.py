@@ -1,6 +1,6 @@
 """A classifier trained with Lightning Fabric: its wrappers, its loaders, its seed, its gradient clipping.
 
-The lines that SameBits needs are marked; all others are as they were.
+The lines that SameBits needs are marked; all others are unchanged.
 """
 
 import argparse

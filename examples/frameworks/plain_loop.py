@@ -1,8 +1,8 @@
-"""A small language model trained by a loop of one's own, of the shape that nanoGPT and many others have.
+"""A small language model with a hand-written training loop, in the style of nanoGPT.
 
-It was written for torchrun: ``init_process_group``, DDP, gradient
-accumulation, random batches, ``destroy_process_group`` at the end. The lines that SameBits needs are marked; all others
-are as they were, and torchrun still runs what is left without them.
+It was written for torchrun: ``init_process_group``, DDP, gradient accumulation, random batches,
+``destroy_process_group`` at the end. The lines that SameBits needs are marked; all others are unchanged, and torchrun
+still runs the script without them.
 """
 
 import argparse
@@ -39,7 +39,7 @@ data = torch.tensor([letters.index(letter) for letter in text])
 
 
 class Block(nn.Module):
-    """Attention to what came before, then a small network; both beside what they add to."""
+    """Attention to earlier positions, then a small network; both with residual connections."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -106,7 +106,7 @@ def train(state: samebits.elastic.TorchState) -> None:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         state.commit()  # SameBits
-        if step % 20 == 19 and samebits.get_rank() == 0:  # SameBits: asked here, where it is this generation's
+        if step % 20 == 19 and samebits.get_rank() == 0:  # SameBits: here it is this generation's rank
             print(f"step {step + 1} loss {WINDOW * loss.item():.4f}", flush=True)
 
 

@@ -1,6 +1,6 @@
 """A small GPT-2 trained with Hugging Face's Trainer: its schedule, accumulation, evaluation and log.
 
-The lines that SameBits needs are marked; all others are as they were.
+The lines that SameBits needs are marked; all others are unchanged.
 """
 
 import argparse

@@ -40,7 +40,7 @@ def missing() -> str:
     """Return what this machine lacks for it, or an empty string."""
     if SSHD is None or shutil.which("ssh") is None or shutil.which("ssh-keygen") is None:
         return "no sshd, ssh and ssh-keygen (Debian's openssh-server and openssh-client)"
-    return "" if os.geteuid() == 0 else "sshd lets nobody in without root"
+    return "" if os.geteuid() == 0 else "sshd admits no user without root"
 
 
 class SshServer:

@@ -21,7 +21,7 @@ from tests.dashboard.conftest import environment_of, make_folder
 __all__ = ["make_folder"]
 
 ROOT = Path(__file__).resolve().parents[2]
-SECRET = "a secret of the test, long enough for everybody"
+SECRET = "a secret of the test, long enough for all checks"
 PORT = 8265
 PATHS = (
     "/",

@@ -9,5 +9,5 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite-scenarios",
         action="store_true",
-        help="write the expected traces of tests/core/scenarios/ anew, after a deliberate change",
+        help="rewrite the expected traces of tests/core/scenarios/ after a deliberate change",
     )

@@ -11,7 +11,7 @@ from tests.core.house import House, policy, training_house
 
 
 def left_s(house: House, node: str) -> float:
-    """Return the seconds that a new session of the node is told to wait."""
+    """Return the wait in seconds that a new session of the node gets."""
     house.register(node, session="probe")
     return house.refusal("probe").retry_after_s
 

@@ -32,7 +32,7 @@ class Loss(Enum):
 
 @dataclass(slots=True)
 class PageCache:
-    """What is durable below a folder, by inode; base64, so that it can be sent as JSON.
+    """The durable content of a folder, by inode; base64, so that it can be sent as JSON.
 
     ``holds`` is a folder beside it with a link to every file that ever existed, so that no inode is reused.
     """

@@ -1,7 +1,7 @@
 """What this package writes, one scenario each: the actions, and what may be read back at any time.
 
 A scenario's ``act`` continues from wherever an earlier attempt ended, as the real caller does, and calls ``promise(n)``
-once state n has been promised. What is read back later is state n or, if interrupted, state n + 1.
+once state n has been promised. A later read returns state n or, if interrupted, state n + 1.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def differences(wheel: Path) -> list[str]:
                 if has.get(function) != wanted:
                     found.append(f"{name}: {function}({has.get(function)}), expected ({wanted})")
             if name in CALLS and CALLS[name] not in ast.unparse(tree):
-                found.append(f"{name}: nobody calls {CALLS[name]}")
+                found.append(f"{name}: {CALLS[name]} is never called")
         library = archive.read(LIBRARY)
         found += [f"{LIBRARY}: no {text!r}" for text in TEXTS if text.encode() not in library]
     return found

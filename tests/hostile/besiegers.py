@@ -56,7 +56,7 @@ PAUSE_S = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is attacked.
+    """The processes under attack.
 
     Attributes:
         port: the scheduler's.

@@ -204,7 +204,7 @@ class _Siege:
             found = job.wait_finished()
             ended_s = time.monotonic()
         self.ended_after_s = ended_s - job.steps(0)[-1].at_s
-        self.say(f"the job ended within {self.ended_after_s:.1f} s of its last step, and strangers went on")
+        self.say(f"the job ended within {self.ended_after_s:.1f} s of its last step while the attacks continued")
         return last_step, found
 
     def result(self, seconds: float) -> Result:

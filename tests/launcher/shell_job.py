@@ -166,7 +166,7 @@ class ShellJob:
 
     Args:
         folder: for this job alone.
-        starter: forks commands of ``samebits``; None: each is started anew.
+        starter: forks commands of ``samebits``; None: each starts a new interpreter.
         settings: override those below.
     """
 

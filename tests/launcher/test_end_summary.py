@@ -1,4 +1,4 @@
-"""What a follower advises the user once the job has ended."""
+"""A follower's advice to the user once the job has ended."""
 
 from __future__ import annotations
 

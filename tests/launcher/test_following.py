@@ -1,4 +1,4 @@
-"""What a follower prints, signals and concludes, with a clock that the test sets."""
+"""A follower's output, signals and conclusions, with a clock that the test sets."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ def test_ctrl_c_asks_the_scheduler_first_and_says_so() -> None:
 
 
 def test_process_not_told_to_stop_is_ended_soon_after_the_scheduler_left() -> None:
-    """Worker 2 had not registered yet. The others were told, and may take their time to leave."""
+    """Worker 2 had not registered yet. The others got the request, and may take their time to leave."""
     scene = Scene()
     scene.heard(view(workers=(worker(0), worker(1))))
     scene.following.stop_asked("Ctrl-C", scene.now)

@@ -1,4 +1,4 @@
-"""What a failing test shows besides its logs: the job's state and the processes still running."""
+"""Diagnostics of a failing test besides its logs: the job's state and the running processes."""
 
 from __future__ import annotations
 

@@ -52,4 +52,4 @@ class Mistake:
         for pattern in self.says:
             assert re.search(pattern, text, re.MULTILINE), f"{pattern!r} was not said: {shown}"
         for pattern in self.never:
-            assert not re.search(pattern, text, re.MULTILINE), f"{pattern!r} was said: {shown}"
+            assert not re.search(pattern, text, re.MULTILINE), f"{pattern!r} was printed: {shown}"

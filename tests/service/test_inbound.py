@@ -1,4 +1,4 @@
-"""What the scheduler passes to the core: only as many decisions and reports as a history has room for."""
+"""Messages that the scheduler passes to the core: only as many decisions and reports as a history has room for."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def connected(port: int) -> Client:
         client.wait(1.0)
         if any(isinstance(incoming, Up) for incoming in client.drain()):
             return client
-    raise AssertionError(f"nobody answers on port {port}")
+    raise AssertionError(f"nothing answers on port {port}")
 
 
 def heard(client: Client, kind: type[Answer]) -> Answer | None:

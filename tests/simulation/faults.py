@@ -305,9 +305,9 @@ def _forged(world: World, rng: random.Random, sender: Credential) -> FromWorker:
         case 2:
             return Publish(sender, generation, b"nobody#0")
         case 3:
-            return Said(sender, LastWords("it was somebody else"))
+            return Said(sender, LastWords("it was another process"))
         case 4:
-            return Leave(sender, rng.random() < 0.5, "it was somebody else")
+            return Leave(sender, rng.random() < 0.5, "it was another process")
         case 5:
             return Said(sender, PeerGone(rng.choice(sorted(seat.session for seat in state.seats.values()))))
         case _:

@@ -36,7 +36,7 @@ MOST_RUNS = 600
 
 @dataclass(frozen=True, slots=True)
 class Minimised:
-    """What is left of a failing run. ``leave_out`` are the numbers of the planned faults that are not needed."""
+    """The rest of a failing run. ``leave_out`` are the numbers of the planned faults that are not needed."""
 
     seed: int
     violation: Violation

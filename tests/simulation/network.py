@@ -1,10 +1,10 @@
 """Connections between workers and the scheduler: loss, delay, duplicates, reordering, and noticing a close.
 
 A connection joins one process to one start of the scheduler. Each message draws its own fate; on an ordered network
-nothing overtakes, as in TCP. What is in flight when a connection closes is lost, or, with stragglers, may still arrive
-after the close was noticed (ZeroMQ's pipes do that). A partition cuts nodes off from the scheduler, both ways or one:
-what is sent into it waits, as in TCP, until it heals or the connection ends, which either side may notice long before
-the other, or never.
+nothing overtakes, as in TCP. Messages in flight when a connection closes are lost, or, with stragglers, may still
+arrive after the close was noticed (ZeroMQ's pipes do that). A partition cuts nodes off from the scheduler, both ways or
+one: what is sent into it waits, as in TCP, until it heals or the connection ends, which either side may notice long
+before the other, or never.
 """
 
 from __future__ import annotations

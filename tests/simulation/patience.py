@@ -34,7 +34,7 @@ class Patience:
         self._ended_at.clear()
 
     def times(self, step: int) -> int:
-        """Return at how many earlier times a worker was told at this step."""
+        """Return how many times before a worker got this order at this step."""
         return len(self._ended_at[step] - {self._world.now})
 
     def least_s(self, step: int) -> float:

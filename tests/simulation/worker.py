@@ -129,7 +129,7 @@ class Worker:
         self.step = 0
         self.restored: Point | None = None
         self.memory: Point | None = None  # its last commit
-        self.committed: Point | None = None  # what it was told that every member's disk holds
+        self.committed: Point | None = None  # the point that every member's disk holds, as announced
         self._in_hand: list[Point] = []  # being saved, in this order
         self.bits = EQUAL  # stands for its state
         self._first: list[Digest] = []  # of its generation's first commits
@@ -138,7 +138,7 @@ class Worker:
         self._leaves_at_commit = False
         self.is_asked = False  # to leave the job, at its next commit
         self.commits = 0
-        self._knows_place = rng.random() < 0.7  # otherwise it makes its address for a full world, whatever it is told
+        self._knows_place = rng.random() < 0.7  # otherwise it makes its address for a full world, whatever it learns
         self.slot: int | None = None
         self.world_size = world.mix.world_size
         self._clock_offset = rng.uniform(-1e4, 1e4)

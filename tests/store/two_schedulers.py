@@ -31,7 +31,7 @@ OLD = (*APPEND, *REPLACE, *APPEND)
 NEW = (*CLAIM, *REPLACE, *APPEND, *REPLACE, *APPEND)
 SHORT = (*CLAIM, *REPLACE, *APPEND)
 AGAIN = (*CLAIM[:-1], "recognise", *REPLACE)
-"""What a scheduler does if its claim is gone and there is no higher one."""
+"""The steps of a scheduler whose claim is gone without a higher one."""
 FOLDER = ("remove folder",)
 CLAIMS = ("remove claims",)
 

@@ -229,7 +229,9 @@ def parse_arguments() -> argparse.Namespace:
     )
     parser.add_argument("--soak", type=int, default=0, help="jobs with random faults, instead of the list")
     parser.add_argument("--seed", type=int, default=1, help="of the first of these jobs (default: 1)")
-    parser.add_argument("--cold", action="store_true", help="start every process anew, imports and all")
+    parser.add_argument(
+        "--cold", action="store_true", help="start a new interpreter for every process, imports included"
+    )
     parser.add_argument("--keep", action="store_true", help="keep the folders")
     parser.add_argument("--list", action="store_true", help="print the cases' names and exit")
     arguments = parser.parse_args()

@@ -29,7 +29,7 @@ KIB_GROWN_PER_CYCLE = 64  # a leaked group costs more; the log's and an allocato
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a process held at one time."""
+    """A process's resources at one time."""
 
     descriptors: int
     threads: int

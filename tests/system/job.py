@@ -204,7 +204,7 @@ class JobFolder:
     # ---- gates
 
     def open_gates(self, *steps: int) -> None:
-        """Let the probe continue past these steps, where it was told to wait (``--gates``)."""
+        """Let the probe continue past the gates (``--gates``) at these steps."""
         for step in steps:
             (self.folder / f"gate-{step}").touch()
 
@@ -234,7 +234,7 @@ class JobFolder:
     # ---- remains
 
     def processes(self) -> Iterable[ProcessIdentity]:
-        """Return every live process of this job, whoever started it."""
+        """Return every live process of this job, by whatever parent."""
         return found_below(self.folder)
 
     def end(self) -> list[str]:

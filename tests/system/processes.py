@@ -104,7 +104,7 @@ class Running:
                 raise TimeoutError(f"pid {self.pid} still runs after {timeout_s:g} s")
             self._status = self.starter.status(self.pid, max(10.0, deadline - time.monotonic()))
             if self._status is None:
-                raise TimeoutError(f"nobody told how pid {self.pid} ended")
+                raise TimeoutError(f"no status of pid {self.pid} was reported")
         return self._status
 
     def signal(self, number: signal.Signals) -> None:
@@ -274,7 +274,7 @@ def environment_of_tests() -> dict[str, str]:
 
 
 def found_below(folder: Path) -> list[ProcessIdentity]:
-    """Return our processes whose working folder or environment names this folder, whoever started them.
+    """Return our processes whose working folder or environment names this folder, by whatever parent.
 
     A test's folder is named nowhere else, so no foreign process is found.
     """

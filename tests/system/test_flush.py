@@ -1,4 +1,4 @@
-"""What is on disk after ``state.flush()`` and at the end of training, and the effect of a failing disk."""
+"""The disk's content after ``state.flush()`` and at the end of training, and the effect of a failing disk."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def share_in_huge_pages(pid: int) -> float:
 
 
 def test_rank_has_its_memory_in_huge_pages(new_job: Callable[..., Job], cold: ColdStarter) -> None:
-    """The rank is not forked: memory shared with a parent is left where it is."""
+    """The rank is not forked: memory shared with a parent is not moved."""
     job = new_job(*TRAINED, *GATED, workers=1, starter=cold)
     job.start()
     job.open_gates(0)

@@ -18,8 +18,8 @@ parser.add_argument("--items", type=int, default=24)
 
 parser.add_argument("--step-s", type=float, default=0.0)
 parser.add_argument("--gates", default="", help="steps before which all wait, each with an item in hand")
-parser.add_argument("--not-before", help="a file: until it is there nobody takes an item")
-parser.add_argument("--until", help="a file: until it is there all go on without items")
+parser.add_argument("--not-before", help="a file: until it exists no rank takes an item")
+parser.add_argument("--until", help="a file: until it exists all ranks continue without items")
 parser.add_argument("--interval", type=int, default=1000)
 args = parser.parse_args()
 GATES = {int(step) for step in args.gates.split(",") if step}

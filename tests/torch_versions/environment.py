@@ -19,7 +19,7 @@ from pathlib import Path
 from tests.system.processes import REPOSITORY
 
 FOR_TESTS = ("pytest", "pytest-timeout", "pytest-xdist", "hypothesis", "safetensors", "scikit-learn", "psutil")
-"""What the tests and the warm starter import besides the package's own requirements."""
+"""Packages that the tests and the warm starter import besides the package's own requirements."""
 TORCHS_OWN_AFFAIR = ("torch", "setuptools")
 """Packages whose version torch chooses: 2.11 and 2.12 want an older setuptools than constraints.txt has."""
 SAY_EVERY_S = 15.0

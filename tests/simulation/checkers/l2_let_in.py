@@ -19,7 +19,7 @@ Basis = tuple[str, float]  # the current or last holder of the seat, and since w
 
 
 class LetIn(Checker):
-    """Schedules a check for every worker that is told, without faults, that a cool-down is not over."""
+    """Schedules a check for every worker refused, without faults, because of a cool-down."""
 
     name = "L2"
 
@@ -55,7 +55,7 @@ class LetIn(Checker):
         if self._found_full.get(worker.session, answer) is not answer:
             return  # it returned and found no place: that answer schedules another check
         if core.phase() != "ending" and not self._somebody_else_has_it(worker):
-            self.violated(f"{worker} was told to wait, has waited, and has no seat: {core.phase()}")
+            self.violated(f"{worker} was asked to wait, has waited, and has no seat: {core.phase()}")
 
     def _holder_of(self, node: str) -> Basis:
         holder = self.world.witness.holders.get(node)

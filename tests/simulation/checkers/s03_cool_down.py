@@ -56,5 +56,5 @@ class CoolDown(Checker):
         longest = max(cool_down, lease, SHORTEST_S)
         if not cool_down - EPSILON_S <= message.retry_after_s <= longest + EPSILON_S:
             self.violated(
-                f"{session} is told {message.retry_after_s:.3f} s, it is {cool_down:.3f} to {longest:.3f} s: {message}"
+                f"{session} got {message.retry_after_s:.3f} s, correct is {cool_down:.3f} to {longest:.3f} s: {message}"
             )

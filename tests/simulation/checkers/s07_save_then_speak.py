@@ -68,7 +68,7 @@ class SaveThenSpeak(Checker):
     def _said(self, session: str, message: FromScheduler) -> None:
         if not self._is_backed(session, message):
             disk = self.world.witness.disk
-            self.violated(f"{message} is said to {session}, and the journal does not hold it: {disk}")
+            self.violated(f"{message} is sent to {session}, and the journal does not hold it: {disk}")
 
     def _is_backed(self, session: str, message: FromScheduler) -> bool:
         disk = self.world.witness.disk

@@ -42,7 +42,7 @@ class OneView(Checker):
     def _started(self, session: str, message: GenerationStarted) -> None:
         first = self._told.setdefault((message.generation, session), message)
         if first != message:
-            self.violated(f"{session} is told {message}, and before {first}")
+            self.violated(f"{session} gets {message}, and got {first} before")
 
     def _mapped(self, session: str, message: AddressMap) -> None:
         committed = self._committed(message.generation)

@@ -86,7 +86,7 @@ class RestorePoint(Checker):
         sources[message.rank] = message.source
         for rank in (*message.serves, *(loan.rank for loan in message.lends)):
             if sources.get(rank, message.rank) != message.rank:
-                self.violated(f"{message}: rank {rank} was told to load from rank {sources[rank]}")
+                self.violated(f"{message}: rank {rank} is to load from rank {sources[rank]}")
 
     def _judge_source(self, record: GenerationCommitted, message: GenerationStarted, restore: Point) -> None:
         joins = self.world.witness.line.joins_of(record)

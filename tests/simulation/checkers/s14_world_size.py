@@ -87,7 +87,7 @@ class WorldSize(Checker):
             self.violated(f"{message} of {record}")
         node = session.split("#")[0]
         if not 0 <= message.rank < message.world_size or record.members[message.rank][0] != node:
-            self.violated(f"{message} is told to {node}")
+            self.violated(f"{message} is sent to {node}")
 
     def _admitted(self, session: str, message: Admitted) -> None:
         if message.world_size != self.world.policy.world_size:

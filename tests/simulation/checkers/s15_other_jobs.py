@@ -56,7 +56,7 @@ class OtherJobs(Checker):
             self._compare_members(record, truth)
         self._compare_line(record, lost.generations)
         if any(worker.agent.job == record.job and worker.agent.term > record.term for worker in self.world.workers):
-            self.violated(f"{record}: a worker was told a later term")
+            self.violated(f"{record}: a worker has a later term")
         heard = sum(bool(seat.session) for seat in record.seats)
         if 2 * heard <= len(record.seats):
             self.violated(f"{record}: {heard} of {len(record.seats)} members were heard")
@@ -96,8 +96,8 @@ class OtherJobs(Checker):
     def _said(self, session: str, message: FromScheduler) -> None:
         number = session.rpartition("#")[2]
         if not number.isdigit() or self.world.started[int(number) - 1].oddity is not Oddity.NONE:
-            self.violated(f"{message} is said to {session}, a stranger")
+            self.violated(f"{message} is sent to {session}, a stranger")
 
     def _noticed(self, worker: Worker, notice: Seated | Began | Over) -> None:
         if worker.oddity is not Oddity.NONE:
-            self.violated(f"{worker}, a stranger ({worker.oddity.value}), is told {notice}")
+            self.violated(f"{worker}, a stranger ({worker.oddity.value}), gets {notice}")

@@ -41,7 +41,7 @@ class NoExtraTransition(Checker):
                 if self._grows(committed) or not committed.members:  # the members are unknown since a rebuild
                     continue
                 if all(self._goes_on(node, incarnation, committed) for node, incarnation in committed.members):
-                    self.violated(f"{note.text}, at {event}, and every member of {committed} can go on")
+                    self.violated(f"{note.text}, at {event}, and every member of {committed} can continue")
 
     def _grows(self, committed: GenerationCommitted) -> bool:
         """Return whether a worker holds a slot that the generation lacks."""

@@ -83,7 +83,7 @@ class NoFalseAlarm(Checker):
         if held_s < least_s - JUST_S:
             self.violated(f"{worker} is ended ({message.text}), and was held for {held_s:.3f} s: {hold}")
         if self._is_plain() and not worker.thread.is_or_was_just(hold, JUST_S):
-            self.violated(f"{worker} is ended ({message.text}), and comes on: {known}")
+            self.violated(f"{worker} is ended ({message.text}), but progresses: {known}")
 
     def _asked(self, session: str, message: Depart) -> None:
         worker, known = self._worker(session), self._was_unwell.get(session)
@@ -95,7 +95,7 @@ class NoFalseAlarm(Checker):
     def _decided(self, event: Event | None, ready: Ready) -> None:
         for note in ready.notes:
             if HANG.match(note.text) and not self._has_hang():
-                self.violated(f"{note.text}: and nobody is held")
+                self.violated(f"{note.text}: but no worker is held")
 
     def _has_hang(self) -> bool:
         """Return whether a worker is astray or a collective is held, now or just before, or unknown."""

@@ -70,7 +70,7 @@ class Drained(Checker):
     def _started(self, session: str, message: GenerationStarted) -> None:
         holder = self.world.witness.holder_of_session(session)
         if holder is not None and self._left.get(holder.node) == holder.incarnation:
-            self.violated(f"{session} has left and is told {message}")
+            self.violated(f"{session} has left and gets {message}")
 
     def _hears(self, worker: Worker, message: Depart) -> None:
         if message.job == worker.agent.job and message.incarnation == worker.agent.incarnation:

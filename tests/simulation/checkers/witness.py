@@ -77,7 +77,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class LostJournal:
-    """What a journal durably held when it was deleted."""
+    """The durable content of a journal when it was deleted."""
 
     holders: Mapping[str, Holder]  # by node
     generations: list[GenerationCommitted]

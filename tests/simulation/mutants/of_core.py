@@ -194,7 +194,7 @@ class InvitesOnce(SchedulerCore):
 
 
 class KeepsJoinsOfTheLost(SchedulerCore):
-    """What a lost member brought into the round still counts after its restart."""
+    """A lost member's contribution to the round still counts after its restart."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -307,7 +307,7 @@ class NamesWrongSources(SchedulerCore):
 
 
 class ForgetsItsRank(SchedulerCore):
-    """A member is told the rank after its own."""
+    """A member gets the rank after its own."""
 
     def _finish_step(self) -> Ready:
         ready = super()._finish_step()

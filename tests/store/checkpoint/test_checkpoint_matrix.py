@@ -1,9 +1,9 @@
 """Every kind of damage to a rank's newest point is detected and reported, and an older point is used.
 
 The rank's folder has three points. Each case damages one file of the newest (or of more) and then asks what a restarted
-process asks: which points are held, what the newest contains, what the user was told. Nothing on disk may have been
-deleted. The points are tiny and their chunks 100 bytes, so that every chunk, every file length and every file can be
-tried.
+process asks: which points are held, what the newest contains, which messages the user gets. Nothing on disk may have
+been deleted. The points are tiny and their chunks 100 bytes, so that every chunk, every file length and every file can
+be tried.
 """
 
 from __future__ import annotations

@@ -341,7 +341,7 @@ def test_writer_finishes_what_a_killed_trainer_sealed_and_the_successor_waits(
     command = [sys.executable, "-m", TRAINER, str(base), str(root), "seal", "0"]
     child = subprocess.Popen(command, cwd=repository, stdout=subprocess.PIPE, text=True)
     assert child.stdout is not None
-    # stopped, with a sealed point that it has not been told of
+    # stopped, with a sealed point that it does not know of
     writer = ProcessIdentity.of(int(child.stdout.readline()))
     assert writer is not None
     try:

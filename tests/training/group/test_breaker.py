@@ -1,4 +1,4 @@
-"""What the end of a process waits for; each case is a process."""
+"""Work that the end of a process waits for; each case is a process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import threading, torch
 from samebits.training.group import breaker, group
 
 class Forgotten:
-    "A collective of gloo's whose end nobody tells; without a limit its wait is half an hour."
+    "A gloo collective whose end is never reported; without a limit its wait is half an hour."
 
     def __init__(self):
         self.waited_without_end = threading.Event()

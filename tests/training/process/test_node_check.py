@@ -357,7 +357,7 @@ def test_key_is_polled_at_growing_intervals(monkeypatch: pytest.MonkeyPatch) -> 
         if is_wait:
             asked.append(timeout_s)
             now[0] += timeout_s
-            raise KeyValueTimeoutError("nobody wrote it")
+            raise KeyValueTimeoutError("it was never written")
         return KeyAnswer("s", 1, 1, KeyOutcome.ABSENT)
 
     now = [0.0]
