@@ -41,19 +41,19 @@ def test_hosts_are_normalised(text: str, written: str, named: list[tuple[str, in
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("a,", "'' is no host"),
-        (",", "'' is no host"),
-        ("a,b c", "'b c' is no host"),
+        ("a,", "'' is neither a host"),
+        (",", "'' is neither a host"),
+        ("a,b c", "'b c' is neither a host"),
         ("a,b:0", "no port from 1 to 65535"),
         ("a,b:99999", "no port from 1 to 65535"),
-        ("a,b:port", "'b:port' is no host"),
-        ("a,10.0.0.256", "'10.0.0.256' is no host"),
-        ("a,tcp://b:1", "is no host"),
-        ("a,file:/b", "is no host"),
-        ("a," + "b" * 5000, "is no host"),
+        ("a,b:port", "'b:port' is neither a host"),
+        ("a,10.0.0.256", "'10.0.0.256' is neither a host"),
+        ("a,tcp://b:1", "is neither a host"),
+        ("a,file:/b", "is neither a host"),
+        ("a," + "b" * 5000, "is neither a host"),
         (",".join(f"h{number}" for number in range(MOST_HOSTS + 1)), f"{MOST_HOSTS + 1} hosts are more than"),
-        ("file:hosts", "comes a path from / on"),
-        ("file:", "comes a path from / on"),
+        ("file:hosts", "expected an absolute path"),
+        ("file:", "expected an absolute path"),
         ("a:9000", "the port goes into SCHED_PORT"),
     ],
 )
@@ -78,9 +78,9 @@ def test_file_holds_hosts_and_comments() -> None:
     [
         ("", "it is empty"),
         ("\n# nobody\n", "names no host"),
-        ("10.0.0.1\n10.0.0.1", "half written"),
-        ("a,,b\n", "'' is no host"),
-        ("\0\0\0\n", "is no host"),
+        ("10.0.0.1\n10.0.0.1", "incomplete"),
+        ("a,,b\n", "'' is neither a host"),
+        ("\0\0\0\n", "is neither a host"),
     ],
 )
 def test_partial_file_names_no_host(content: str, why: str) -> None:

@@ -76,7 +76,7 @@ def _run(words: list[str]) -> int:
     if words[0] in RENAMED:
         again = shlex.join(words[1:])
         print(
-            f"samebits: `{words[0]}` has a new name. Fix: samebits {RENAMED[words[0]]} {again}".rstrip(),
+            f"samebits: `{words[0]}` was renamed. Fix: samebits {RENAMED[words[0]]} {again}".rstrip(),
             file=sys.stderr,
         )
         return _WRONG_USAGE
@@ -127,8 +127,8 @@ def _scheduler(arguments: Arguments) -> int:
 
     argparse.ArgumentParser(
         prog="samebits scheduler",
-        description="Serve as a job's scheduler until the job is over; the environment says for whom and where. Exits "
-        "with 0 when the job finished. What it knows survives kill -9: start it again in the same way.",
+        description="Serve as the scheduler of the job that the environment describes, until the job is over. Exits "
+        "with 0 when the job finished. Its state survives kill -9: start it again in the same way.",
     ).parse_args(arguments)
     settings, warnings = config.read(role_required=False)
     if settings.role is Role.WORKER:
@@ -163,14 +163,14 @@ def _plain(arguments: Arguments) -> int:
 
     parser = argparse.ArgumentParser(
         prog="samebits plain",
-        description="Hold a worker's seat, as the environment says, and run a script there that is not ported; "
-        "`samebits run --plain` starts one of these for each worker.",
+        description="Hold the seat of the worker that the environment describes, and run a script that is not ported; "
+        "`samebits run --plain` starts one for each worker.",
         usage="%(prog)s -- PROGRAM [arguments ...]",
     )
     if "--" not in arguments[:1]:
         parser.parse_args(arguments)
     if len(arguments) < 2:
-        parser.error("which script? As in `-- python train.py`")
+        parser.error("no script was given, as in `-- python train.py`")
     return plain.main(arguments[1:])
 
 
@@ -207,31 +207,33 @@ class Subcommand:
 
 SUBCOMMANDS = (
     Subcommand("run", "start a job here and follow it to its end", _in("commands.run.command")),
-    Subcommand("recover", "bring back what is gone of the job here, and follow it", _in("commands.recover")),
+    Subcommand("recover", "restart the missing processes of the job here, and follow it", _in("commands.recover")),
     Subcommand("scheduler", "serve as a job's scheduler", _scheduler),
-    Subcommand("status", "show how the job stands; --json for programs", _in("commands.status")),
+    Subcommand("status", "show the job's state; --json for programs", _in("commands.status")),
     Subcommand(
         "history", "show what happened, every recovery and where the time went; --html, --otel, --follow", _history
     ),
-    Subcommand("dashboard", "serve a page that shows the job, live and after its end", _in("dashboard.command")),
+    Subcommand(
+        "dashboard", "serve a page that shows the job, while it runs and after its end", _in("dashboard.command")
+    ),
     Subcommand("drill", "run a script with and without faults, and compare the bits", _in("commands.drill.command")),
-    Subcommand("follow", "stay with the job to its end; Ctrl-C ends the job", _in("commands.follow")),
+    Subcommand("follow", "follow the job to its end; Ctrl-C ends the job", _in("commands.follow")),
     Subcommand("ps", "list the job's processes on this machine; --json for programs", _in("commands.ps")),
     Subcommand(
         "stack",
         "show each local worker's line of the script, and its threads",
         _in("commands.stack"),
     ),
-    Subcommand("logs", "show the ends of the logs; -f stays, a RANK shows one worker's", _in("commands.logs")),
+    Subcommand("logs", "show the ends of the logs; -f follows, a RANK selects one worker", _in("commands.logs")),
     Subcommand(
         "probe",
-        "say whether a process of the job is alive or ready, for Kubernetes and such",
+        "report whether a process of the job is alive or ready, for Kubernetes",
         _in("commands.probe"),
         is_shown=False,
     ),
     Subcommand(
         "keep",
-        "run a process as a container's own, and start it again as long as that can help",
+        "run a process in a container, and restart it as long as that can help",
         _in("commands.keep"),
         is_shown=False,
     ),
@@ -241,12 +243,12 @@ SUBCOMMANDS = (
         _in("hosts.slurm"),
         is_shown=False,
     ),
-    Subcommand("stop", "end the job gracefully; it can go on from there", _in("commands.stop")),
+    Subcommand("stop", "end the job gracefully; it can be continued later", _in("commands.stop")),
     Subcommand(
         "drain", "have workers, or all of a host, leave at their next commit, and wait for it", _in("commands.drain")
     ),
-    Subcommand("scale", "bring the job to so many workers; --add, --remove", _in("commands.scale")),
-    Subcommand("autoscale", "size the job by its load and by what a worker gains", _in("commands.autoscale")),
+    Subcommand("scale", "change the number of workers; --add, --remove", _in("commands.scale")),
+    Subcommand("autoscale", "size the job by its load and by each worker's gain", _in("commands.autoscale")),
     Subcommand("clean", "free memory and folders that this folder's jobs left, after asking", _in("commands.clean")),
     Subcommand("ckpt", "list, verify, show or export checkpoints, also during training", _in("commands.ckpt.command")),
     Subcommand("steps", "show the step logs, and where two of them differ", _in("commands.steps")),

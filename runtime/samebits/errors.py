@@ -1,48 +1,48 @@
-"""Every error SameBits raises, with the exit code a process leaves with when it is not caught.
+"""All errors of SameBits, each with the exit status of a process that does not catch it.
 
 ::
 
-    SameBitsError                     1   base; never raised itself
-    ├── SettingsError                64   the environment does not say what this process is to do
-    ├── FencedError                  65   this process was replaced while it could not be heard
+    SameBitsError                     1   base class; never raised itself
+    ├── SettingsError                64   an environment variable is missing or wrong
+    ├── FencedError                  65   this process was replaced while it was unreachable
     ├── DuplicateNodeError           66   another live process holds this NODE_ID
     ├── SchedulerUnreachableError    67   no scheduler answered for TOPO_TIMEOUT
     ├── RefusedError                 68   other job, other settings, unknown protocol, no seat
     ├── NumericsError                69   this process would compute different bits than the group
     ├── FormationTimeoutError        70   a round waited TOPO_TIMEOUT for its members
-    ├── StoreError                   71   what is on disk cannot be used as it stands
+    ├── StoreError                   71   data on disk cannot be used as it is
     │   ├── ClaimRemovedError        71   RECOVERY_PATH, or the scheduler's claim in it, was removed
-    │   ├── JournalDamagedError      71   a record in the middle of the journal is not what was written
+    │   ├── JournalDamagedError      71   a record in the middle of the journal was changed
     │   ├── ForeignFolderError       72   the folder belongs to another job
     │   ├── LockedError              73   another live process writes there
     │   ├── CheckpointError          74   one point cannot be used: torn, flipped, incomplete
     │   └── PointsLostError          94   every copy of the job's restore points is gone
     ├── ListenError                  75   the scheduler's address cannot be listened on
     ├── JobFailedError               76   a death ended the job (ENABLE_RECOVERY=0)
-    ├── JobInterruptedError          77   the job stopped unfinished; recover.sh goes on from there
-    ├── JobStoppedError              78   somebody asked the job to stop
+    ├── JobInterruptedError          77   the job stopped unfinished; recover.sh continues it
+    ├── JobStoppedError              78   the user stopped the job
     ├── StuckError                   79   this process could not leave a blocked collective
     ├── UsageError                   80   the runtime's calls are in an order that cannot work
-    │   ├── AnomalyError             80   a reported loss is not a number, or far out of its band (LOSS_ANOMALY=stop)
+    │   ├── AnomalyError             80   a reported loss is not a number, or far from recent ones (LOSS_ANOMALY=stop)
     │   └── KeyValueError            80   a call of samebits.kv was refused
     │       └── KeyValueTimeoutError 90   a call of samebits.kv was not answered in time
     ├── ProtocolError                81   bytes from a peer that are not a message (counted, never fatal)
-    ├── LayoutError                  82   a model's gradient buckets are not those of the restore point
-    ├── SchedulerLeftError           84   the scheduler was ended by SIGTERM; its job goes on without it
+    ├── LayoutError                  82   a model's gradient buckets differ from the restore point's
+    ├── SchedulerLeftError           84   the scheduler was ended by SIGTERM; its job continues
     ├── SecretError                  85   this process and the scheduler do not share one CLUSTER_SECRET
-    ├── DivergenceError              86   a step that was done again was another one than its record in the step log
-    ├── ScriptFailedError            87   the script's own error ended its workers; fixed, recover.sh goes on from there
-    ├── UntrainedError               88   the script ended and never trained with the others
-    ├── UnequalError                 89   the ranks did not hold the same state; nothing of it counts as finished
+    ├── DivergenceError              86   a repeated step differs from its record in the step log
+    ├── ScriptFailedError            87   errors of the script ended its workers; recover.sh continues once it is fixed
+    ├── UntrainedError               88   the script ended without training in the job
+    ├── UnequalError                 89   the ranks' states differ; the job does not count as finished
     ├── SupersededError              91   another scheduler has claimed the job; this one has stopped
-    ├── LevelsSpentError             92   a process was tried again as often as may be; the whole job has to be
-    ├── PreflightError               93   this host's device, memory or disk does not do what it should
-    ├── HiddenStateError             95   a step taken twice from one commit came out different (HIDDEN_STATE=stop)
+    ├── LevelsSpentError             92   a process used up its restarts; restart the whole job
+    ├── PreflightError               93   this host's device, memory or disk does not work correctly
+    ├── HiddenStateError             95   a step repeated from one commit had another result (HIDDEN_STATE=stop)
     └── CommunicationError           83   the group lost a member; recovery handles it inside ``elastic.run``
         └── GenerationEndedError     83   this process's generation is over; ``elastic.run`` re-enters
             └── HostsUpdatedInterrupt 83  the members are about to change; ``elastic.run`` re-enters
 
-Every message names the variable or file, the value found, what was expected, and the command that fixes it.
+Every message names the variable or file, the value found, the value expected, and the command that fixes it.
 """
 
 from __future__ import annotations
@@ -92,13 +92,13 @@ __all__ = [
 
 
 class SameBitsError(Exception):
-    """Base of every error of this package; ``exit_code`` is the status an uncaught one ends the process with."""
+    """Base class of all errors of this package; ``exit_code`` is the exit status if it is not caught."""
 
     exit_code: ClassVar[int] = 1
 
 
 class SettingsError(SameBitsError):
-    """One or more environment variables are wrong; all of them are in the message, a line each."""
+    """One or more environment variables are wrong; the message lists each on a line."""
 
     exit_code = 64
 
@@ -114,7 +114,7 @@ class FencedError(SameBitsError):
 
     def __init__(self, text: str, *, may_return: bool = False) -> None:
         super().__init__(text)
-        self.may_return = may_return  # its slot is another node's, its node id nobody's: it may come back as a spare
+        self.may_return = may_return  # its slot has another node, its node id is free: it may return as a spare
 
 
 class DuplicateNodeError(SameBitsError):
@@ -124,7 +124,7 @@ class DuplicateNodeError(SameBitsError):
 
 
 class SchedulerUnreachableError(SameBitsError):
-    """A process that is not training heard no scheduler for TOPO_TIMEOUT."""
+    """A process that is not training did not reach a scheduler within TOPO_TIMEOUT."""
 
     exit_code = 67
 
@@ -142,17 +142,17 @@ class NumericsError(SameBitsError):
 
 
 class FormationTimeoutError(SameBitsError):
-    """A round waited TOPO_TIMEOUT; the message names the missing members."""
+    """A round waited for members longer than TOPO_TIMEOUT; the message names the missing ones."""
 
     exit_code = 70
 
 
 class StoreError(SameBitsError):
-    """Something on disk cannot be used as it stands; nothing was changed or deleted."""
+    """Data on disk cannot be used as it is; nothing was changed or deleted."""
 
     exit_code = 71
     may_pass = False
-    """Whether the same call may succeed later: the disk is full, say, and nothing is wrong with the settings."""
+    """Whether the same call may succeed later, for example once the disk is no longer full."""
 
 
 class ClaimRemovedError(StoreError):
@@ -164,7 +164,7 @@ class JournalDamagedError(StoreError):
 
 
 class ForeignFolderError(StoreError):
-    """A journal, checkpoint or log folder carries another job's id, or was moved while its job was followed."""
+    """A journal, checkpoint or log folder belongs to another job, or was moved while its job was followed."""
 
     exit_code = 72
 
@@ -182,16 +182,16 @@ class CheckpointError(StoreError):
 
 
 class PointsLostError(StoreError):
-    """The journal knows a restore point, and no memory, copy or disk holds any; the message says what was searched."""
+    """The journal has a restore point, but no memory, copy or disk does; the message lists what was searched."""
 
     exit_code = 94
 
 
 class ListenError(SameBitsError):
-    """SCHED_HOST:SCHED_PORT cannot be listened on; the message names the process that holds it, if that can be read.
+    """SCHED_HOST:SCHED_PORT cannot be listened on; the message names the process that holds it, if known.
 
     Args:
-        is_taken: another process listens there, so another port may do.
+        is_taken: another process listens there, so another port may work.
     """
 
     exit_code = 75
@@ -202,65 +202,65 @@ class ListenError(SameBitsError):
 
 
 class JobFailedError(SameBitsError):
-    """With ENABLE_RECOVERY=0 one process died, so the job ended; the message is the first cause."""
+    """A process died with ENABLE_RECOVERY=0, so the job ended; the message is the first cause."""
 
     exit_code = 76
 
 
 class JobInterruptedError(SameBitsError):
-    """No worker is left and the job is not finished; its journal and checkpoints are whole."""
+    """No worker is left and the job is not finished; its journal and checkpoints are intact."""
 
     exit_code = 77
 
 
 class JobStoppedError(SameBitsError):
-    """The user asked for the job to end; ``recover.sh`` goes on from its newest checkpoint."""
+    """The user ended the job; ``recover.sh`` continues it from its newest checkpoint."""
 
     exit_code = 78
 
 
 class SchedulerLeftError(SameBitsError):
-    """The scheduler was asked to end (SIGTERM); the job goes on, and another scheduler may take it up."""
+    """The scheduler was ended by SIGTERM; the job continues, and another scheduler may take over."""
 
     exit_code = 84
 
 
 class SupersededError(SameBitsError):
-    """Another scheduler has claimed a later term in RECOVERY_PATH; the job goes on with that one, not with this one."""
+    """Another scheduler has claimed a later term in RECOVERY_PATH; the job continues with that one."""
 
     exit_code = 91
 
 
 class SecretError(SameBitsError):
-    """The scheduler has another CLUSTER_SECRET than this process, or only one of the two has any."""
+    """The scheduler's CLUSTER_SECRET differs from this process's, or only one of them has a secret."""
 
     exit_code = 85
 
 
 class StuckError(SameBitsError):
-    """A collective did not end after its sockets were broken; the process gives up its seat."""
+    """A collective did not end after its sockets were shut down; the process gives up its seat."""
 
     exit_code = 79
 
 
 class UsageError(SameBitsError):
-    """A call of this package cannot work where it was made; the message says which call belongs there."""
+    """A call of this package cannot work at this point; the message names the right call."""
 
     exit_code = 80
 
 
 class KeyValueError(UsageError):
-    """A call of ``samebits.kv`` was refused: a bound is met, or the value is not what the call needs."""
+    """A call of ``samebits.kv`` was refused: it exceeds a bound, or the value is invalid."""
 
 
 class KeyValueTimeoutError(KeyValueError, TimeoutError):
-    """A call of ``samebits.kv`` was not answered in time; whether a change was done is not known."""
+    """A call of ``samebits.kv`` was not answered in time; a change may or may not have been made."""
 
     exit_code = 90
 
 
 class AnomalyError(UsageError):
-    """A reported loss or gradient norm is none that training can have, and LOSS_ANOMALY=stop."""
+    """A reported loss or gradient norm is not plausible, and LOSS_ANOMALY=stop."""
 
 
 class ProtocolError(SameBitsError):
@@ -270,49 +270,49 @@ class ProtocolError(SameBitsError):
 
 
 class LayoutError(SameBitsError):
-    """Gradient buckets differ between ranks or from the restore point: training on would diverge silently."""
+    """Gradient buckets differ between ranks or from the restore point; training would diverge silently."""
 
     exit_code = 82
 
 
 class DivergenceError(SameBitsError):
-    """A step that was done again after a recovery is not the one in the step log; the message says which and how."""
+    """A step repeated after a recovery differs from the step log; the message tells which and how."""
 
     exit_code = 86
 
 
 class ScriptFailedError(SameBitsError):
-    """No worker is left, and errors of the script itself ended most of them; the message names the first, by line."""
+    """No worker is left, and errors of the script ended most of them; the message has the first error and its line."""
 
     exit_code = 87
 
 
 class UnequalError(SameBitsError):
-    """Parameters, moments, steps, positions or audited gradients of ranks differ; the message says whose and why."""
+    """Parameters, moments, steps, positions or audited gradients of ranks differ; the message tells which and why."""
 
     exit_code = 89
 
 
 class UntrainedError(SameBitsError):
-    """The script came to its end and never trained in the job: ``samebits.elastic.run`` was not called, or not left."""
+    """The script ended without training in the job: ``samebits.elastic.run`` was not called, or did not return."""
 
     exit_code = 88
 
 
 class LevelsSpentError(SameBitsError):
-    """A process was tried again as often as RECOVER_ATTEMPTS says, at every level below: the whole job has to be."""
+    """A process was retried RECOVER_ATTEMPTS times at every lower level; the whole job must be restarted."""
 
     exit_code = 92
 
 
 class PreflightError(SameBitsError):
-    """The device, memory or disk of this host does not do what it should (PREFLIGHT=1); it takes no seat."""
+    """The device, memory or disk of this host does not work correctly (PREFLIGHT=1); it takes no seat."""
 
     exit_code = 93
 
 
 class HiddenStateError(SameBitsError):
-    """A step taken twice from one commit came out different, or a value changed outside the state; see the message."""
+    """A step repeated from one commit had another result, or a value changed outside the state; see the message."""
 
     exit_code = 95
 
@@ -328,12 +328,12 @@ class GenerationEndedError(CommunicationError):
 
 
 class HostsUpdatedInterrupt(GenerationEndedError):
-    """Nobody is lost, but members come or go: raised by a commit, where this rank leaves its generation whole.
+    """No member was lost, but members join or leave: raised by a commit, where this rank leaves its generation cleanly.
 
     Args:
-        text: what changes.
-        skip_sync: whether no rank needs another's state. Kept for scripts that read it; here every rank says what it
-            holds, and only who lacks something is sent anything.
+        text: describes the change.
+        skip_sync: whether no rank needs another's state. Kept for scripts that read it. Every rank reports the state
+            that it has, and only ranks that lack it receive it.
     """
 
     def __init__(self, text: str, skip_sync: bool = False) -> None:

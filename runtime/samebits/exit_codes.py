@@ -1,4 +1,4 @@
-"""Exit codes of every process, and whether the same command, repeated, can help.
+"""Exit codes of all processes, and whether starting the same command again can help.
 
 docs/reference/exit-codes.md and ``samebits explain exit-codes`` print this table. A code keeps its meaning until a new
 major version, because restart loops, Slurm and Kubernetes decide by it.
@@ -47,12 +47,12 @@ EXIT_CODES: tuple[ExitCode, ...] = (
     ),
     ExitCode(
         *(1, "script failed", NO),
-        "Of a worker: the script itself failed; its traceback is in its log and its line in the first cause.",
+        "For a worker: the script failed; its traceback is in its log, and its line in the first cause.",
         "worker：脚本自身失败，其 traceback 在日志中，出错的行在根本原因里。",
     ),
     ExitCode(
         *(2, "wrong words", NO),
-        "A command of ours was given words that it does not know; nothing was done.",
+        "A command was given unknown arguments; nothing was done.",
         "命令收到了它不认识的参数；没有做任何事。",
     ),
     _of(errors.SettingsError, NO, "一个或多个环境变量有误；信息中每个占一行。"),
@@ -114,7 +114,7 @@ EXIT_CODES: tuple[ExitCode, ...] = (
     ),
     ExitCode(
         *(137, "SIGKILL", YES),
-        "Killed by signal 9: by a person, or by the kernel for want of memory.",
+        "Killed by signal 9: by a person, or by the kernel for lack of memory.",
         "被信号 9 杀死：由人发出，或因内存不足由内核发出。",
     ),
     ExitCode(

@@ -63,7 +63,7 @@ def canonical(text: str) -> str:
     if value.startswith(FILE):
         path = value.removeprefix(FILE)
         if not path.startswith("/"):
-            raise NotHostsError(f"after {FILE} comes a path from / on")
+            raise NotHostsError(f"expected an absolute path after {FILE}")
         return value
     if "," not in value:
         return one_host(value)
@@ -96,7 +96,9 @@ def addresses_of_file(content: str, port: int) -> tuple[SchedulerAddress, ...]:
         NotHostsError: it is empty or incomplete: a last line without a line break may be half of one.
     """
     if not content.endswith("\n"):
-        raise NotHostsError("it is empty" if not content else "its last line has no end, so it may be half written")
+        raise NotHostsError(
+            "it is empty" if not content else "its last line has no line break, so it may be incomplete"
+        )
     lines = (line.partition("#")[0].strip() for line in content.splitlines())
     text = ",".join(line.strip(",") for line in lines if line)
     if not text:
@@ -104,7 +106,7 @@ def addresses_of_file(content: str, port: int) -> tuple[SchedulerAddress, ...]:
     try:
         return tuple(SchedulerAddress(host, own or port) for host, own in _listed(text))
     except NotHostsError as error:
-        raise NotHostsError(str(error) or "it names what is no host") from None
+        raise NotHostsError(str(error) or "it names an invalid host") from None
 
 
 def names_one(text: str) -> bool:
@@ -134,7 +136,7 @@ def _listed(text: str) -> list[tuple[str, int | None]]:
         try:
             found[one_host(item if with_port is None else with_port[1]), port] = None
         except NotHostsError:
-            raise NotHostsError(f"{item[:80]!r} is no host, nor a host:port") from None
+            raise NotHostsError(f"{item[:80]!r} is neither a host nor a host:port") from None
     if len(found) > MOST_HOSTS:
         raise NotHostsError(f"{len(found)} hosts are more than {MOST_HOSTS}")
     return list(found)

@@ -82,7 +82,7 @@ def _whole(low: int, high: int, parse_first: Callable[[str], None] = lambda text
 def _explain_service_link(text: str) -> None:
     if "://" in text:
         raise WrongValueError(
-            "this is the link Kubernetes sets for a Service of that name, not a port",
+            "this is the link that Kubernetes sets for a Service of that name, not a port",
             "set `enableServiceLinks: false` in the pod's spec, or give the port yourself: export {name}=8118",
         )
 
@@ -152,16 +152,16 @@ def folder_or_url(text: str) -> Path | str:
     if not separator or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*(::[A-Za-z][A-Za-z0-9+.-]*)*", scheme):
         return _parse_folder(text)
     if "::" in text:
-        raise WrongValueError("a URL of several parts may be a cache of what is no longer there")
+        raise WrongValueError("a URL of several parts may be a cache of data that is gone")
     if scheme.lower() == "file":
         if not rest.startswith("/"):
-            raise WrongValueError("after file:// comes a path from / on", "export {name}=file:///…")
+            raise WrongValueError("expected an absolute path after file://", "export {name}=file:///…")
         return Path(rest)
     if not rest.strip("/"):
         raise WrongValueError("the URL names no folder", f"export {{name}}={scheme}://bucket/folder")
     if has_password(text):
         raise WrongValueError(
-            "credentials do not belong in a URL, which is written to logs; they come from where the protocol's "
+            "credentials do not belong in a URL, which is written to logs; put them where the protocol's "
             "library looks for them, such as ~/.aws/credentials or AWS_ACCESS_KEY_ID"
         )
     return text.rstrip("/")
@@ -326,7 +326,7 @@ def _parse_words(text: str) -> object:
         raise WrongValueError("one whose quotes are closed") from None
     if shell := next((word for word in words if word in OF_A_SHELL), None):
         raise WrongValueError(
-            f"no shell reads it, and {shell!r} is a shell's",
+            f"it is run without a shell, and {shell!r} needs one",
             "put all of it into sh -c, as in export {name}=\"sh -c '…'\"",
         )
     return _COMMAND.parse(text)
@@ -445,30 +445,30 @@ class Variable:
 VARIABLES: tuple[Variable, ...] = (
     Variable(
         "ROLE", "role", _ROLE, None, _JOB,
-        "What this process is.",
+        "Role of this process.",
         "本进程的角色。",
         example="worker", scope=Scope.PROCESS, required=True,
     ),
     Variable(
         "WORKER_NUM", "worker_num", _WORKERS, None, _JOB,
-        "World size to form.",
+        "World size (number of workers) to form.",
         "要组成的 world size（worker 数）。",
         example="4", scope=Scope.JOB, required=True,
     ),
     Variable(
         "SCHED_HOST", "sched_host", _HOSTS, "127.0.0.1", _JOB,
-        "Where workers find the scheduler; it listens on those local addresses this resolves to. Of several hosts, or "
-        "of those in a file, each is tried in turn.",
+        "Address of the scheduler, which listens on the local addresses it resolves to. Of several hosts, or "
+        "of the hosts in a file, each is tried in turn.",
         "worker 连接 scheduler 的地址；scheduler 监听该地址解析出的本机地址。写多个主机或一个文件时，依次尝试。",
     ),
     Variable(
         "SCHED_PORT", "sched_port", _PORT, "8118", _JOB,
-        "Port the scheduler listens on.",
+        "Port on which the scheduler listens.",
         "scheduler 监听的端口。",
     ),
     Variable(
         "SCHED_BIND", "sched_bind", _HOST, None, _JOB,
-        "Local address the scheduler listens on, where SCHED_HOST names none of its own (NAT, a Service).",
+        "Local address on which the scheduler listens, if SCHED_HOST is not local to it (NAT, a Service).",
         "scheduler 监听的本机地址，用于 SCHED_HOST 不是本机地址的情形（NAT、Service）。",
         example="0.0.0.0", shown_default=("SCHED_HOST's addresses", "SCHED_HOST 的地址"),
     ),
@@ -481,19 +481,19 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "JOB_ID", "job_id", _NODE, None, _JOB,
-        "The job a process belongs to; any other job's scheduler is refused. `samebits run` sets it.",
+        "Id of the process's job; the scheduler of any other job is refused. `samebits run` sets it.",
         "进程所属作业的标识；进程拒绝其他作业的 scheduler。由 `samebits run` 设置。",
         example="5e0a3c4e", shown_default=("any", "任意"), scope=Scope.PROCESS,
     ),
     Variable(
         "ENABLE_RECOVERY", "enable_recovery", _SWITCH, "0", _RECOVERY,
-        "`1`: killed processes can come back to the same bits. `0`: a death ends the job with its cause.",
+        "`1`: killed processes can return, with identical results. `0`: a death ends the job with its cause.",
         "`1`：被杀的进程可以恢复，结果逐比特一致。`0`：任一进程死亡即结束作业并给出原因。",
         shown_default=("0 (`run.sh` exports 1 unless set)", "0（未设置时 `run.sh` 导出 1）"), scope=Scope.JOB,
     ),
     Variable(
         "REBUILD", "rebuild", _SWITCH, "1", _RECOVERY,
-        "`1`: a scheduler that finds RECOVERY_PATH empty takes up the job that most living workers report.",
+        "`1`: a scheduler that finds RECOVERY_PATH empty rebuilds the job that most live workers report.",
         "`1`：RECOVERY_PATH 为空时，scheduler 依据多数存活 worker 的一致报告重建作业。",
         shown_default=("1 (`run.sh` exports 0)", "1（`run.sh` 导出 0）"), scope=Scope.PROCESS,
     ),
@@ -504,7 +504,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "REGISTER_COOLDOWN", "register_cooldown_s", _seconds(0), "30", _RECOVERY,
-        "Seconds a new process of a known node waits before it may take its seat again.",
+        "Seconds that a new process of a known node waits before it may take its seat again.",
         "已知节点的新进程重新就位前须等待的秒数。",
     ),
     Variable(
@@ -519,17 +519,17 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "RECONNECT_GRACE", "reconnect_grace_s", _seconds(0), "0.5", _JOB,
-        "Seconds a closed connection has to come back before its node is lost.",
+        "Seconds to wait for a closed connection to return before its node is lost.",
         "连接断开后等待其恢复的秒数，超过则节点视为丢失。",
     ),
     Variable(
         "TOPO_TIMEOUT", "topo_timeout_s", _seconds(0.001), "1800", _JOB,
-        "Seconds a round waits for members, and a worker that is not training for a scheduler.",
+        "Seconds that a round waits for members, and that a worker that is not training waits for a scheduler.",
         "一轮组网等待成员的秒数，也是未在训练的 worker 等待 scheduler 的秒数。",
     ),
     Variable(
         "STEP_TIMEOUT", "step_timeout_s", _seconds(0.001), None, _WATCH,
-        "Seconds without a step after which the worker that holds the others up is reported, with its line of the "
+        "Seconds without a step after which the worker that blocks the others is reported, with its line of the "
         "script; a generation's first steps have 600 s.",
         "多少秒没有新的一步即指出是哪个 worker、停在脚本哪一行；每一代（generation）最初几步为 600 秒。",
         example="60",
@@ -537,22 +537,22 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "HANG", "hang", _HANG, "end", _WATCH,
-        "`end`: a worker that holds the others up for twice the step timeout (and 30 s, where that is learned) is "
-        "ended, for a restart or a spare to replace it. `tell`: it is only reported. `off`: nothing is watched.",
+        "`end`: a worker that blocks the others for twice the step timeout (at least 30 s if that is learned) is "
+        "ended, so that a restart or a spare replaces it. `tell`: it is only reported. `off`: no detection.",
         "`end`：某 worker 拖住其他 worker 达两倍步超时（自动学习时至少 30 秒）即被结束，由重启的进程或热备接替。"
         "`tell`：只指出，不结束。`off`：不监视。",
     ),
     Variable(
         "CAUSE_TABLE", "cause_table", _FILE, None, _WATCH,
-        "A TOML file with your own rows of the [table of causes](messages.md): what is tried again, what ends a job.",
+        "A TOML file with your own rows of the [table of causes](messages.md): what is retried, what ends a job.",
         "TOML 文件，内含你自己的[原因表](messages.zh-CN.md)条目：哪些要重试、哪些结束作业。",
         example="causes.toml",
     ),
     Variable(
         "LOSS_ANOMALY", "loss_anomaly", _ANOMALY, "tell", _WATCH,
-        "What follows where `state.report(loss=…, grad_norm=…)` is given a number that is none, or one far out of the "
-        "band of the last 64: `tell` names step and rank, `stop` ends the script with an error, `recompute` has "
-        "everybody go back to the last commit and compute it again, `off` does not look.",
+        "Reaction if `state.report(loss=…, grad_norm=…)` is given a value that is not a number, or far from the range "
+        "of the last 64: `tell` names step and rank, `stop` ends the script with an error, `recompute` has all ranks "
+        "return to the last commit and compute it again, `off` disables the check.",
         "当 `state.report(loss=…, grad_norm=…)` 得到的不是数，或远离最近 64 个值的范围时：`tell` 指出步和 rank，"
         "`stop` 以错误结束脚本，`recompute` 让所有 worker 回到最近一次提交重新计算，`off` 不查看。",
         scope=Scope.JOB,
@@ -561,9 +561,9 @@ VARIABLES: tuple[Variable, ...] = (
         "HIDDEN_STATE", "hidden_state", _HIDDEN, "tell", _WATCH,
         "`tell`: during the first commits, and after the first epoch, the values that the training function reads "
         "outside the state are observed, and those that change are named with their lines, because a recovery does not "
-        "restore them. `off` does not look. `stop` also takes steps 5 to 8 twice, the second time as after a loss, and "
-        "ends the job if one comes out different. `check` is what `samebits run --check` "
-        "sets for its own job.",
+        "restore them. `off` disables this. `stop` also takes steps 5 to 8 twice, the second time as after a loss, and "
+        "ends the job if a result differs. `samebits run --check` sets `check` "
+        "for its own job.",
         "`tell`：在最初几次提交期间以及第一个 epoch 之后，观察训练函数在状态之外读取的值；"
         "恢复不会还原这些值，因此会指出其中发生变化的值及其所在行。`off` 不查看。"
         "`stop` 还会把第 5 至 8 步各执行两次，第二次与丢失进程之后相同；若结果不同则结束作业。"
@@ -573,8 +573,8 @@ VARIABLES: tuple[Variable, ...] = (
     Variable(
         "CONSISTENCY_EVERY", "consistency_every", _EVERY, "50", _EQUAL,
         "Steps from one comparison of all ranks' weights, moments and positions to the next; it is hashed beside the "
-        "next steps, and a copy of the last state in which all were equal is kept in memory. `auto`: as often as costs "
-        "1 % of training at most; `0`: they are compared at saves and at the end only, and nothing is mended.",
+        "next steps, and a copy of the last state in which all were equal is kept in memory. `auto`: at most "
+        "1 % of training time; `0`: they are compared at saves and at the end only, and nothing is repaired.",
         "相邻两次比较所有 rank 的权重、动量和位置之间的步数；哈希与后续的步并行计算，"
         "内存中保留最近一次全体相等的状态的副本。"
         "`auto`：开销不超过训练的 1 %；`0`：只在保存时和结束时比较，不修复。",
@@ -582,50 +582,52 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "CONSISTENCY", "consistency", _MEND, "majority", _EQUAL,
-        "What follows where ranks that were equal are not any more: `majority`: where more than half agree, all go "
-        "back to where all were equal; `leader`: rank 0 is believed, and all go back; `stop`: the job ends.",
+        "Reaction if ranks that were equal now differ. `majority`: if more than half agree, all return "
+        "to the point where all were equal; `leader`: rank 0 counts as right, and all return; `stop`: the job ends.",
         "曾经相等的 rank 变得不相等时：`majority`：若过半数一致，全体回到相等之处；`leader`：以 rank 0 为准，全体回退；"
         "`stop`：作业结束。",
     ),
     Variable(
         "AUDIT", "audit", _AUDIT, "0", _EQUAL,
-        "Every so many steps one rank's gradient, in turn, is computed again by another rank before it is used; where "
-        "two differ a third decides, and the step is taken again. For a loop with one DistributedDataParallel module.",
+        "Every so many steps, one rank's gradient is computed again by another rank before it is used, in turn; if "
+        "they differ, a third rank decides, and the step is repeated. For a loop with one DistributedDataParallel "
+        "module.",
         "每隔这么多步，轮流由另一个 rank 在使用之前重新计算某个 rank 的梯度；两者不同时由第三个判定，该步重做。"
         "适用于只有一个 DistributedDataParallel 模块的循环。",
         scope=Scope.JOB,
     ),
     Variable(
         "PREFLIGHT", "preflight", _SWITCH, "0", _HEALTH,
-        "`1`: before it asks for a seat, a worker checks its device, memory and disk, and leaves with an error where "
-        "one of them is wrong; a second or two. `samebits doctor --preflight` does the same by hand. Before the first "
-        "generation the nodes are compared: who is slow or adds up wrong gives its seat to a spare.",
+        "`1`: before it requests a seat, a worker checks its device, memory and disk, and exits with an error if one "
+        "of them fails; this takes a second or two. `samebits doctor --preflight` does the same by hand. Before the "
+        "first generation the nodes are compared; one that is slow or computes wrong results gives its seat to a "
+        "spare.",
         "`1`：worker 在申请席位之前检查自己的设备、内存和磁盘，有误则报错退出；需一两秒。"
         "`samebits doctor --preflight` 可手动做同样的检查。"
         "第一代形成之前还会比较各节点：过慢或求和出错的节点把席位让给热备。",
     ),
     Variable(
         "STRAGGLER", "straggler", _STRAGGLER, "tell", _WATCH,
-        "What follows where a worker's own part of a step (not its waiting for others) is slower than "
-        "STRAGGLER_FACTOR: `tell` names it and the part that is slow, `swap` has it leave at a commit once a spare is "
-        "warm, `off` does not look.",
+        "Reaction if a worker's own part of a step (without waiting for others) is slower than "
+        "STRAGGLER_FACTOR: `tell` names it and the slow part, `swap` has it leave at a commit once a spare is "
+        "warm, `off` disables the check.",
         "某 worker 自身在一步中所花的时间（不含等待其他 worker）慢于 STRAGGLER_FACTOR 时：`tell` 指出它和慢的部分；"
         "`swap` 在有热备时让它于某次提交后离开；`off` 不查看。",
     ),
     Variable(
         "STRAGGLER_FACTOR", "straggler_factor", _FACTOR, "1.2", _WATCH,
-        "How many times the median of all workers is slow, over 20 steps or more and 5 s or more.",
+        "Multiple of the median of all workers that counts as slow, over at least 20 steps and 5 s.",
         "达到所有 worker 中位数的多少倍即算慢（至少 20 步且至少 5 秒）。",
     ),
     Variable(
         "HEALTH", "health", _HEALTH_WORDS, "tell,every=10", _HEALTH,
-        "What is looked at on a worker's host and device, and what follows where two looks in a row find a limit "
+        "Checks of a worker's host and device, and the reaction if two checks in a row find a limit "
         "reached: `tell` reports it, `drain` also has the worker leave at a commit once a spare is warm, `refuse` also "
-        "keeps a worker that finds it at its start from asking for a seat, `off` does not look. A word alone is for "
-        "all; `disk=drain:0.95` is for one and changes its limit (a share, of device_heat °C): cpu, memory, disk "
+        "keeps a worker that finds it at its start from requesting a seat, `off` disables it. A single word applies to "
+        "all; `disk=drain:0.95` applies to one and sets its limit (a share; for device_heat °C): cpu, memory, disk "
         "(CHECKPOINT_PATH's, LOG_DIR's, RECOVERY_PATH's and /dev/shm), device_errors, device_heat, device_slowed, "
-        "device_memory, device_shared (others have a tenth of its memory, and it is 90 % busy). `every=10`: seconds "
-        "from one look to the next.",
+        "device_memory, device_shared (others use a tenth of its memory, and it is 90 % busy). `every=10`: seconds "
+        "between two checks.",
         "查看 worker 主机和设备的哪些方面，以及连续两次查看都达到上限时如何处理：`tell` 报告；`drain` 另在有热备时让该 "
         "worker 于某次提交后离开；`refuse` 另使启动时就查到问题的 worker 不申请席位；`off` 不查看。单独一个词适用于"
         "全部；`disk=drain:0.95` 只适用于一项并改变其上限（比例；device_heat 为 °C）：cpu、memory、disk（"
@@ -636,66 +638,67 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "MIN_WORKER_NUM", "min_worker_num", _WORKERS, "WORKER_NUM", _ELASTIC,
-        "Smallest world that trains on; below it everybody waits.",
+        "Smallest world that continues to train; below it all workers wait.",
         "可继续训练的最小 world size；低于它则全体等待。",
         scope=Scope.JOB,
     ),
     Variable(
         "MAX_WORKER_NUM", "max_worker_num", _WORKERS, "WORKER_NUM", _ELASTIC,
-        "Largest world that is formed: up to it, workers that arrive later join at the next commit.",
+        "Largest world that is formed; workers that arrive later join at the next commit, up to this size.",
         "可组成的最大 world size：未达此数时，后到的 worker 在下一次 commit 时加入。",
         scope=Scope.JOB,
     ),
     Variable(
         "START_GRACE", "start_grace_s", _seconds(0), "30", _ELASTIC,
-        "Seconds after which the first generation forms without WORKER_NUM, if MIN_WORKER_NUM are present.",
+        "Seconds after which the first generation forms with fewer than WORKER_NUM, if MIN_WORKER_NUM are present.",
         "首次组网时，人数未达 WORKER_NUM 但已达 MIN_WORKER_NUM，等待多少秒后开始。",
     ),
     Variable(
         "SHRINK_GRACE", "shrink_grace_s", _seconds(0), "10", _ELASTIC,
-        "Seconds a lost worker is waited for before the world goes on without it, if MIN_WORKER_NUM are left.",
+        "Seconds to wait for a lost worker before the world continues without it, if MIN_WORKER_NUM are left.",
         "丢失的 worker 等待多少秒后不再等它（剩余不少于 MIN_WORKER_NUM 时）。",
     ),
     Variable(
         "RESET_LIMIT", "reset_limit", _whole(0, MOST_RESETS), "0", _ELASTIC,
-        "How often training may begin anew, after a loss or to grow, before the job ends; `0`: as often as it must.",
+        "How often training may regroup, after a loss or to grow, before the job ends; `0`: no limit.",
         "因丢失或扩容而重新组网的次数上限，超过即结束作业；`0` 表示不限。",
     ),
     Variable(
         "HOST_DISCOVERY_SCRIPT", "host_discovery_script", _COMMAND, None, _DISCOVERY,
-        "Command that prints the hosts there are, `host` or `host:slots` a line; asked every second, and workers are "
+        "Command that prints the available hosts, `host` or `host:slots` per line; run every second. Workers are "
         "started and drained as hosts come and go.",
         "打印可用主机的命令，每行一个 `host` 或 `host:slots`；每秒询问一次，随主机增减而启动或撤离 worker。",
         example="./hosts.sh", shown_default=("no discovery", "不发现主机"),
     ),
     Variable(
         "HOST_LAUNCH", "host_launch", _COMMAND, None, _DISCOVERY,
-        "Command that starts a worker on another host, with {host}, {node} and {command} filled in; no shell reads it.",
+        "Command that starts a worker on another host, with {host}, {node} and {command} filled in; run without a "
+        "shell.",
         "在其他主机上启动 worker 的命令，填入 {host}、{node} 和 {command}；不经过 shell。",
         example="'ssh -o BatchMode=yes {host} {command}'",
         shown_default=("none: only this machine", "无：仅本机"),
     ),
     Variable(
         "HOST_SLOTS", "host_slots", _WORKERS, "1", _DISCOVERY,
-        "Workers of a host that the script names without a number.",
+        "Workers on a host that the script prints without a number.",
         "脚本未给出数目的主机上的 worker 数。",
     ),
     Variable(
         "HOST_REST", "host_rest_s", _REST, "10:600", _DISCOVERY,
-        "Seconds a host that failed is left alone: the first time, and at most; each time twice as long.",
+        "Seconds that a host that failed is not used: the first time, and at most; doubled each time.",
         "失败的主机被搁置的秒数：首次和最长；每次加倍。",
     ),
     Variable(
         "PREEMPTION_COMMAND", "preemption_command", _WORDS, None, _DISCOVERY,
-        "Command that each worker runs every 5 s, without a shell: status 0 says that its machine is about to be taken "
-        "away, and the worker leaves at its next commit.",
+        "Command that each worker runs every 5 s, without a shell: status 0 means that its machine is about to be "
+        "taken away, and the worker leaves at its next commit.",
         "每个 worker 每 5 秒运行一次的命令，不经过 shell：状态码 0 表示所在机器即将被收回，worker 在下一次提交后离开。",
         example="'test -e /run/preempted'",
-        shown_default=("none: SIGTERM alone says it", "无：只看 SIGTERM"),
+        shown_default=("none: only SIGTERM", "无：只看 SIGTERM"),
     ),
     Variable(
         "MAX_RESTARTS", "max_restarts", _whole(0, MOST_RESETS), "0", _SUPERVISION,
-        "How often in one window a process that died is started again without a person; `0`: never.",
+        "How often in one time window a dead process is restarted automatically; `0`: never.",
         "一个时间窗口内，死亡的进程无需人工即可自动重启的次数上限；`0` 表示从不。",
         shown_default=("0 (`samebits run` exports 32767 unless set)", "0（未设置时 `samebits run` 导出 32767）"),
     ),
@@ -706,7 +709,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "RECOVER_ATTEMPTS", "recover_attempts", _whole(1, MOST_RESETS), "3", _SUPERVISION,
-        "How often each level is tried in vain before the next one.",
+        "How many failed attempts each level gets before the next one.",
         "每个级别连续失败多少次后升到下一级。",
     ),
     Variable(
@@ -723,17 +726,17 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "SHUTDOWN_TIMEOUT", "shutdown_timeout_s", _seconds(0), "10", _SUPERVISION,
-        "Seconds that whoever is to end may take, from the request to SIGKILL.",
+        "Seconds that a process has to end, from the request to SIGKILL.",
         "进程被要求结束后，从请求到 SIGKILL 之间允许的秒数。",
     ),
     Variable(
         "PLAIN", "plain", _SWITCH, "0", _PLAIN,
-        "`1`: the script is not ported; a process holds the seat and runs it as torchrun does, anew after a loss.",
+        "`1`: the script is not ported; a process holds each seat and runs it as torchrun does, again after a loss.",
         "`1`：脚本未移植：每个席位由一个小进程持有，像 torchrun 一样运行脚本，有成员丢失后重新运行。",
     ),
     Variable(
         "DIE_WITH_ME", "die_with_me", _SWITCH, "0", _SUPERVISION,
-        "`1`: what was started ends at once, by SIGKILL, when its starter does; else the job goes on without it.",
+        "`1`: started processes end at once, by SIGKILL, when their starter does. `0`: the job continues without it.",
         "`1`：启动者一旦结束，由它启动的进程立即被 SIGKILL 结束；否则作业不依赖启动者继续运行。",
     ),
     Variable(
@@ -749,13 +752,13 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "COMPILE_CACHE_PATH", "compile_cache_path", _FOLDER, None, _COMPILING,
-        "Folder of what torch.compile has made, kept for restarted processes, spares and later jobs.",
+        "Folder of torch.compile's output, kept for restarted processes, spares and later jobs.",
         "torch.compile 产物的目录，供重启的进程、热备和以后的作业使用。",
         example="./compile_cache", shown_default=("torch's own, in /tmp", "torch 自己的，在 /tmp"),
     ),
     Variable(
         "OP_COMPILE", "op_compile", _OPERATORS, None, _COMPILING,
-        "Ascend: `binary` takes operators as CANN has them, `cache` compiles each once and keeps it.",
+        "Ascend: `binary` uses CANN's own operators, `cache` compiles each once and keeps it.",
         "昇腾：`binary` 使用 CANN 自带的算子，`cache` 逐个编译一次并保留。",
         example="binary", shown_default=("torch_npu's own", "torch_npu 自己的"),
     ),
@@ -766,24 +769,24 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "PROBE_FILE", "probe_file", _FILE, None, _JOB,
-        "File in which this process says every second how it is, for `samebits probe`.",
+        "File in which this process reports its state every second, for `samebits probe`.",
         "本进程每秒在此文件中写明自身状态，供 `samebits probe` 读取。",
         example="/run/probe", scope=Scope.PROCESS,
     ),
     Variable(
         "DASHBOARD_PORT", "dashboard_port", _PORT, None, _JOB,
-        "Port, on loopback, of the page that `samebits run` starts beside the job (docs/how-to/monitor.md).",
+        "Loopback port of the page that `samebits run` starts beside the job (docs/how-to/monitor.md).",
         "`samebits run` 在作业旁启动的页面所用的本机回环端口（docs/how-to/monitor.zh-CN.md）。",
         example="8265", shown_default=("no page", "没有页面"),
     ),
     Variable(
         "DASHBOARD_ACTIONS", "dashboard_actions", _SWITCH, "0", _JOB,
-        "`1`: who shows the page's token can kill a worker from it, or have one leave. `0`: the page only shows.",
+        "`1`: with the page's token, one can kill a worker from it, or have one leave. `0`: the page is read-only.",
         "`1`：出示令牌者可在页面上杀死某个 worker 或让其退出。`0`：页面只供查看。",
     ),
     Variable(
         "JOB_NAME", "job_name", _TITLE, "", _JOB,
-        "Name a new worker is recognised by.",
+        "Name of the job, which a new worker must match.",
         "作业名，用于核对新加入的 worker。",
         example="digits", shown_default=("the script's file name", "脚本文件名"),
     ),
@@ -791,11 +794,11 @@ VARIABLES: tuple[Variable, ...] = (
         "DEVICE", "device", _DEVICE, None, _JOB,
         "Device type to train on.",
         "训练所用的设备类型。",
-        shown_default=("the accelerator there is, else cpu", "有加速器则用之，否则 cpu"),
+        shown_default=("the accelerator if there is one, else cpu", "有加速器则用之，否则 cpu"),
     ),
     Variable(
         "COLLECTIVE_BACKEND", "collective_backend", _BACKEND, None, _JOB,
-        "`gloo`: NVIDIA's tensors travel through host memory, so that several workers may share one GPU.",
+        "`gloo`: NVIDIA tensors travel through host memory, so that several workers may share one GPU.",
         "`gloo`：NVIDIA 的张量经主机内存传输，因而多个 worker 可共用一块 GPU。",
         example="gloo", shown_default=("the device's: gloo, nccl or hccl", "随设备：gloo、nccl 或 hccl"),
     ),
@@ -807,7 +810,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(
         "CLUSTER_SECRET_FILE", "cluster_secret_file", _FILE, None, _AUTHENTICATION,
-        "File that holds the secret, for `recover.sh` to find it again.",
+        "File with the secret, from which `recover.sh` reads it again.",
         "存放密钥的文件，`recover.sh` 可据此找回密钥。",
     ),
     Variable(
@@ -849,7 +852,7 @@ def environment_table_zh() -> str:
 
 _INTO_HEALTH = ("INTERVAL", *(f"{sign.upper()}{end}" for sign in HEALTH_LIMITS for end in ("", "_LIMIT")))
 REMOVED = {
-    "MONITOR_INTERVAL": "the death of a process is an event, and there is nothing to look for at intervals",
+    "MONITOR_INTERVAL": "the death of a process is an event, so nothing is polled",
     "LEASE_DETECTOR": "a node is lost after NODE_TIMEOUT seconds of silence, or when its connection closes",
     "WATCHDOG": "HANG=off does what WATCHDOG=0 did",
     **{f"HEALTH_{name}": "it is a part of HEALTH, as in HEALTH=tell,disk=drain:0.95,every=10" for name in _INTO_HEALTH},

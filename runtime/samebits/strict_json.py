@@ -40,7 +40,7 @@ def loads(text: str | bytes) -> Any:
     try:
         return json.loads(text, parse_constant=_finite, **hooks)
     except RecursionError as error:
-        raise ValueError("it nests too deep") from error
+        raise ValueError("it is nested too deeply") from error
 
 
 def _whole(text: str) -> int:
@@ -52,5 +52,5 @@ def _whole(text: str) -> int:
 def _finite(text: str) -> float:
     number = float(text)
     if not math.isfinite(number):
-        raise ValueError(f"{text[:40]} is no number of JSON's")
+        raise ValueError(f"{text[:40]} is not a JSON number")
     return number

@@ -122,4 +122,4 @@ def test_without_a_secret_it_does_not_listen_beyond_loopback(
     (server,) = new_switch("a").hosts
     process, said = started(server, make_folder(2))
     assert process.wait(60) != 0
-    assert "whoever reaches it could read the job's logs" in said and "Fix: " in said
+    assert "anyone who can reach it could read the job's logs" in said and "Fix: " in said

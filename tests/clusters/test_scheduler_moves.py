@@ -155,7 +155,7 @@ def test_file_names_the_schedulers_address(on_four: Callable[..., HostsJob], und
     job.wait_for_step(10)
     job.lose(job.place["scheduler"])
     hosts.write_text("10.99")
-    job.wait_for(0, r"hosts, which SCHED_HOST names, is of no use: its last line has no end")
+    job.wait_for(0, r"hosts, which SCHED_HOST names, cannot be used: its last line has no line break")
     hosts.write_text(f"{job.place[0].address()}:{job.port}\n")
     job.move_scheduler(job.place[0])
     for rank in job.ranks:

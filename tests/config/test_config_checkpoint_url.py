@@ -39,8 +39,8 @@ def test_interpretation(text: str, found: Path | str) -> None:
     ("text", "why"),
     [
         ("s3://", "the URL names no folder"),
-        ("file://data", "after file:// comes a path from / on"),
-        ("simplecache::s3://bucket/folder", "a cache of what is no longer there"),
+        ("file://data", "expected an absolute path after file://"),
+        ("simplecache::s3://bucket/folder", "a cache of data that is gone"),
         (f"hdfs://me:{SECRET}@host/folder", "credentials do not belong in a URL"),
         (f"hdfs://me:p@{SECRET}@host/folder", "credentials do not belong in a URL"),
         (f"s3://AKIA:ab/{SECRET}@bucket/folder", "credentials do not belong in a URL"),

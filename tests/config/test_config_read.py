@@ -286,7 +286,7 @@ WRONG: list[tuple[str, str, tuple[str, ...]]] = [
     (
         "PREEMPTION_COMMAND",
         "curl -sf http://a/{b} | grep -q TRUE",
-        ("no shell reads it, and '|'", "put all of it into sh -c"),
+        ("it is run without a shell, and '|'", "put all of it into sh -c"),
     ),
     ("SPARE_NUM", "-1", ("from 0 to 100000",)),
     ("MIN_WORKER_NUM", "0", ("from 1 to 100000", "unset MIN_WORKER_NUM")),

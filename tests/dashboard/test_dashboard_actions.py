@@ -192,7 +192,7 @@ def test_kill_is_in_the_history_with_its_origin_and_hits_the_jobs_own_process(
     assert answer.text.startswith("worker 1 (pid ")
     (event,) = asked(settings)
     assert event.node == "1" and event.more == {"deed": "kill"}
-    assert event.text.startswith(f"kill -9 of worker 1 (pid {worker.pid}") and "asked for by the page" in event.text
+    assert event.text.startswith(f"kill -9 of worker 1 (pid {worker.pid}") and "requested by the page" in event.text
     assert goodput_of(read_events(settings.recovery_path)).wall_us() == before, "it costs no time by itself"
 
 

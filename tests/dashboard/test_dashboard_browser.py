@@ -387,7 +387,7 @@ def test_worker_is_killed_from_the_page_only_with_the_token(
         own.page.wait_for_selector("#done:not([hidden])", timeout=WAIT_MS)
         assert "was killed" in own.page.inner_text("#done")
         assert worker.wait(60) == -signal.SIGKILL
-        own.page.wait_for_selector("#events >> text=asked for by the page at 127.0.0.1", timeout=WAIT_MS)
+        own.page.wait_for_selector("#events >> text=requested by the page at 127.0.0.1", timeout=WAIT_MS)
         assert plain.complaints == []
         assert [one for one in own.complaints if not one.startswith(address)] == []
     finally:

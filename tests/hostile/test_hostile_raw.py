@@ -46,7 +46,7 @@ def test_five_bytes_are_counted_and_reported_once(tmp_path: Path, caplog: pytest
         for _ in range(20):
             say(attacked.port, OPENINGS["five bytes"])
         attacked.wait(lambda: attacked.count(Offence.GARBLED) >= 20)
-        attacked.wait(lambda: any("speaks no ZMTP 3" in record.message for record in caplog.records))
+        attacked.wait(lambda: any("does not speak ZMTP 3" in record.message for record in caplog.records))
         assert sum("refused" in record.message for record in caplog.records) == 1
         attacked.finish()
     finally:

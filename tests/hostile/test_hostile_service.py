@@ -263,7 +263,7 @@ def guarded(tmp_path: Path) -> Iterator[Attacked]:
     ("environ", "said"),
     [
         ({"CLUSTER_SECRET": SECRET + "!"}, "compare CLUSTER_SECRET"),
-        ({"CLUSTER_SECRET": ""}, "asks for a secret, and this process has none"),
+        ({"CLUSTER_SECRET": ""}, "requires a secret, and this process has none"),
     ],
     ids=["another secret", "no secret"],
 )

@@ -64,7 +64,7 @@ def test_secret_given_by_value_is_asked_for_and_never_shown(job: ShellJob) -> No
     assert stat.S_IMODE((job.log_dir / START_FILE).stat().st_mode) == 0o600
 
     assert tool(job, "status").end() == 85
-    assert "asks for a secret, and this process has none. Fix: export CLUSTER_SECRET" in job.shells[-1].text
+    assert "requires a secret, and this process has none. Fix: export CLUSTER_SECRET" in job.shells[-1].text
     assert tool(job, "stop", CLUSTER_SECRET=SECRET + "!").end() == 85
     assert "refuses this process's secret" in job.shells[-1].text
     for words in (("status",), ("status", "--json"), ("explain", "variables"), ("doctor",)):

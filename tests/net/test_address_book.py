@@ -84,7 +84,7 @@ def test_file_may_appear_later(tmp_path: Path) -> None:
     read = Read(tmp_path / "hosts")
     assert (read.book.has_choice, read.book.present) == (True, None)
     has_others, text = read.again()
-    assert not has_others and "No such file" in text and "Fix: write one host a line" in text
+    assert not has_others and "No such file" in text and "Fix: write one host on each line" in text
     assert read.again() == (False, ""), "it is reported once"
     read.book.turn()
     assert read.again("10.0.0.1\n") == (True, "")
@@ -95,7 +95,7 @@ def test_unusable_file_changes_nothing_and_is_reported_once(tmp_path: Path) -> N
     (tmp_path / "hosts").write_text("10.0.0.1\n10.0.0.2\n")
     read = Read(tmp_path / "hosts")
     assert read.again() == (False, "")
-    for content, why in [("", "it is empty"), ("10.0.0.3\n10.0", "half written"), ("no host\n", "'no host' is no")]:
+    for content, why in [("", "it is empty"), ("10.0.0.3\n10.0", "incomplete"), ("no host\n", "'no host' is neither")]:
         has_others, text = read.again(content)
         assert not has_others and why in text and "before are kept" in text
         assert read.again() == (False, "")
@@ -143,5 +143,5 @@ def test_invalid_file_is_refused(make: object, why: str, tmp_path: Path) -> None
     make(path)  # type: ignore[operator]
     with pytest.raises(NotHostsError, match=why):
         read_file(path, PORT)
-    with pytest.raises(NotHostsError, match=rf"{path}, which SCHED_HOST names, is of no use: .*{why}"):
+    with pytest.raises(NotHostsError, match=rf"{path}, which SCHED_HOST names, cannot be used: .*{why}"):
         addresses_now(f"file:{path}", PORT)

@@ -177,5 +177,5 @@ def test_keepers_address_is_read_as_it_was_written() -> None:
     keeper = Keeper("tcp://127.0.0.1:1", b"t" * TICKET_BYTES)
     assert Keeper.of(str(keeper)) == keeper
     for text in ("", "tcp://127.0.0.1:1", "tcp://127.0.0.1:1/zz", f"{keeper}00", f"udp://127.0.0.1:1/{'0' * 32}"):
-        with pytest.raises(ProtocolError, match="is no keeper's address"):
+        with pytest.raises(ProtocolError, match="is not a keeper's address"):
             Keeper.of(text)

@@ -112,7 +112,7 @@ def test_client_with_the_secret_is_answered(guarded: Ends) -> None:
     ("server", "client", "said", "counted"),
     [
         (KEYS, OTHER, "refuses this process's secret. Fix: compare CLUSTER_SECRET", Rejection.SECRET),
-        (KEYS, None, "asks for a secret, and this process has none. Fix: export CLUSTER_SECRET", Rejection.MECHANISM),
+        (KEYS, None, "requires a secret, and this process has none. Fix: export CLUSTER_SECRET", Rejection.MECHANISM),
         (None, KEYS, "was started without a secret, and this process has one", Rejection.MECHANISM),
     ],
     ids=["another secret", "none at the worker", "none at the scheduler"],

@@ -104,7 +104,7 @@ def test_taken_port_is_an_error_that_names_its_holder(ends: Ends) -> None:
         ),
         (
             errno.EADDRNOTAVAIL,
-            "(Cannot assign requested address): that is no address of this",
+            "(Cannot assign requested address): that is not an address of this",
             "Fix: set SCHED_BIND to",
         ),
         (errno.ENETDOWN, "(Network is down). Fix: set SCHED_BIND to", "or SCHED_PORT to another port"),
@@ -117,9 +117,9 @@ def test_unusable_port_is_reported_with_the_reason_and_the_fix(number: int, foun
 
 
 def test_address_of_another_machine_is_not_checked_here() -> None:
-    with pytest.raises(ListenError, match=r"192\.0\.2\.1 cannot be listened on .* no address of this machine"):
+    with pytest.raises(ListenError, match=r"192\.0\.2\.1 cannot be listened on .* not an address of this machine"):
         check_free(["192.0.2.1"], free_port())  # TEST-NET-1 (RFC 5737): belongs to no host
-    with pytest.raises(ListenError, match=r"192\.0\.2\.1 cannot be listened on .* no address of this machine"):
+    with pytest.raises(ListenError, match=r"192\.0\.2\.1 cannot be listened on .* not an address of this machine"):
         Server(["192.0.2.1"], free_port(), silence_s=5.0)
 
 
@@ -208,7 +208,9 @@ def test_this_machine_is_reached_by_ipv6_without_ipv4(monkeypatch: pytest.Monkey
 def test_inherited_socket_of_another_address_is_named() -> None:
     sockets = address.listen(["127.0.0.1", "127.0.0.2"], 0)
     port, other = address.port_of(sockets), sockets[1].fileno()
-    text = rf"descriptor {other} listens on 127\.0\.0\.2, port {port}, .* to listen on 127\.0\.0\.1, port {port}\. Fix:"
+    text = (
+        rf"descriptor {other} listens on 127\.0\.0\.2, port {port}, .* must listen on 127\.0\.0\.1, port {port}\. Fix:"
+    )
     with pytest.raises(ListenError, match=text):
         Server(["127.0.0.1"], port, silence_s=5.0, inherited=sockets)
     address.close_all(sockets)
@@ -225,12 +227,12 @@ def test_inherited_descriptor_that_does_not_listen_is_named() -> None:
             (silent, "does not listen"),
             (datagrams, "is a socket of kind AF_INET, SOCK_DGRAM"),
             (unix, "is a socket of kind AF_UNIX, SOCK_STREAM"),
-            (file, "is no socket"),
+            (file, "is not a socket"),
         ):
             number = os.dup(one.fileno())
             with pytest.raises(ListenError, match=rf"LISTEN_FDS: descriptor {number} {what}\. Fix: `unset LISTEN_FDS`"):
                 address.taken_over([number])
-    with pytest.raises(ListenError, match=r"LISTEN_FDS: descriptor 9999 is none that this process has"):
+    with pytest.raises(ListenError, match=r"LISTEN_FDS: descriptor 9999 is not open in this process"):
         address.taken_over([9999])
 
 

@@ -146,7 +146,7 @@ def test_file_is_read_again_when_the_connection_is_lost(ends: Callable[..., Ends
     hosts.write_text(f"127.0.0.1:{second.port}")
     first.end_server()
     seen = until(second.got(client), lambda item: isinstance(item, PassedOver))
-    assert any(isinstance(item, PassedOver) and "half written" in item.text for item in seen)
+    assert any(isinstance(item, PassedOver) and "incomplete" in item.text for item in seen)
     hosts.write_text(f"127.0.0.1:{second.port}\n")
     until(second.got(client), is_up)
     assert client.address == ("127.0.0.1", second.port)
@@ -163,7 +163,7 @@ def test_scheduler_listens_at_its_own_address_of_the_list(ends: Callable[..., En
     ):
         listening(f"{elsewhere},198.51.100.2", 8118)
     hosts = tmp_path / "hosts"
-    with pytest.raises(ListenError, match=r"No such file.*Fix: write one host a line"):
+    with pytest.raises(ListenError, match=r"No such file.*Fix: write one host on each line"):
         listening(f"file:{hosts}", 8118)
     hosts.write_text(f"{elsewhere}\n{own}\n")
     assert listening(f"file:{hosts}", 8118) == (["127.0.0.1"], port)

@@ -201,6 +201,6 @@ class CheckpointRecovery:
                 found.require_manifest()
                 verify(found)
             except CheckpointError as error:
-                log.warn(f"passed over: {error}")
+                log.warn(f"skipped: {error}")
                 continue
             yield found

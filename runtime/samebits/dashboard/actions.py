@@ -64,7 +64,7 @@ def act(settings: Settings, deed: Deed, node: str, asker: str) -> str:
         node = secrets.choice(_ranks(settings, running))
     if node not in running:
         raise UsageError(
-            f"worker {node or '?'} does not run on this machine. Fix: one of {', '.join(running) or 'none'}"
+            f"worker {node or '?'} does not run on this machine. Fix: choose one of {', '.join(running) or 'none'}"
         )
     if deed is Deed.DRAIN:
         return _drain(settings, node, running[node], asker)
@@ -81,10 +81,8 @@ def _drain(settings: Settings, node: str, identity: ProcessIdentity, asker: str)
             _write_down(settings, Deed.DRAIN, node, identity, asker)
             scale.release(settings.log_dir, [node])
     except BusyError:
-        raise UsageError(
-            "somebody else starts or removes processes of this job at the moment. Fix: ask again"
-        ) from None
-    return f"worker {node} ({identity}) leaves after its present step"
+        raise UsageError("another command is starting or removing processes of this job. Fix: try again") from None
+    return f"worker {node} ({identity}) leaves after its current step"
 
 
 def _running(settings: Settings) -> dict[str, ProcessIdentity]:
@@ -97,12 +95,12 @@ def _ranks(settings: Settings, running: Mapping[str, ProcessIdentity]) -> Sequen
     workers = scale.view_of(settings).workers
     ranks = [one.node for one in workers if one.presence is Presence.ALIVE and one.node in running]
     if not ranks:
-        raise UsageError("no rank of this job runs on this machine. Fix: ask the page of a host that has one")
+        raise UsageError("no rank of this job runs on this machine. Fix: use the page on a host that has one")
     return ranks
 
 
 def _write_down(settings: Settings, deed: Deed, node: str, identity: ProcessIdentity, asker: str) -> None:
-    text = f"{deed.text} worker {node} ({identity}), asked for by {asker}"[:MAX_TEXT]
+    text = f"{deed.text} worker {node} ({identity}), requested by {asker}"[:MAX_TEXT]
     event = Event(Kind.ASKED, time.time(), node=node, text=text, more={"deed": str(deed)})
     event_log.append_asked(settings.recovery_path, strict_json.dumps(event.plain()))
 
@@ -132,13 +130,13 @@ class Actions:
             async for part in request.stream():
                 body += part
                 if len(body) > MOST_BYTES:
-                    return Done(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"an order has at most {MOST_BYTES} bytes")
+                    return Done(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"an action has at most {MOST_BYTES} bytes")
         except ClientDisconnect:
-            return Done(HTTPStatus.BAD_REQUEST, "the connection ended before the order did")
+            return Done(HTTPStatus.BAD_REQUEST, "the connection ended before the request was complete")
         ordered = order_in(bytes(body))
         if ordered is None:
             expected = " or ".join(f'{{"do": "{deed}", "node": "1"}}' for deed in Deed)
-            return Done(HTTPStatus.BAD_REQUEST, f"this is no order. Fix: send {expected}, with a node's name")
+            return Done(HTTPStatus.BAD_REQUEST, f"this is not an action. Fix: send {expected}, with a node's name")
         deed, node = ordered
         asker = asker_of(request)
         async with self._one_at_a_time:

@@ -41,8 +41,8 @@ def main(arguments: Sequence[str]) -> int:
     """Run the subcommand."""
     parser = argparse.ArgumentParser(
         prog="samebits dashboard",
-        description="Serve a page that shows the job that was started in this folder, live, and after its end. It only "
-        "shows, unless DASHBOARD_ACTIONS=1. Ctrl-C ends it; the job does not notice.",
+        description="Serve a page that shows this folder's job while it runs and after its end. The page is read-only "
+        "unless DASHBOARD_ACTIONS=1. Ctrl-C stops the page, not the job.",
     )
     parser.add_argument("--port", type=port, default=PORT, help=f"where to listen; 0 takes a free one (default {PORT})")
     parser.add_argument(
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str]) -> int:
         type=seconds,
         default=None,
         metavar="S",
-        help="end by itself S seconds after scheduler and last reader",
+        help="exit S seconds after the scheduler and the last reader are gone",
     )
     options = parser.parse_args(arguments)
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
@@ -68,8 +68,8 @@ def main(arguments: Sequence[str]) -> int:
     if token is None and not is_loopback(options.host):
         raise SettingsError(
             [
-                f"--host {options.host}: whoever reaches it could read the job's logs; expected a CLUSTER_SECRET or "
-                "CLUSTER_SECRET_FILE, which makes the page ask for a token. Fix: export CLUSTER_SECRET_FILE=<the "
+                f"--host {options.host}: anyone who can reach it could read the job's logs; expected a CLUSTER_SECRET "
+                "or CLUSTER_SECRET_FILE, which makes the page ask for a token. Fix: export CLUSTER_SECRET_FILE=<the "
                 "job's>, or listen on 127.0.0.1 and reach it with `ssh -L`"
             ]
         )

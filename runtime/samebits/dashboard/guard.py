@@ -123,8 +123,8 @@ class Guard:
         if method not in ("GET", "HEAD") and (self.action_token is None or method != "POST"):
             return Refused(
                 HTTPStatus.METHOD_NOT_ALLOWED,
-                "this page only shows: GET and HEAD are answered. Fix: DASHBOARD_ACTIONS=1 where it is started lets it "
-                "do more",
+                "this page is read-only: only GET and HEAD are answered. Fix: start it with DASHBOARD_ACTIONS=1 to "
+                "allow actions",
             )
         host = headers.get("host", "")
         if not self._is_own(host):
@@ -140,13 +140,13 @@ class Guard:
         if self.token is not None and not _shows(self.token, headers, token):
             return Refused(
                 HTTPStatus.UNAUTHORIZED,
-                "the job has a CLUSTER_SECRET, and this request shows no token of it. Fix: open the address that "
-                "`samebits dashboard` printed",
+                "the job has a CLUSTER_SECRET, and this request has no token derived from it. Fix: open the address "
+                "that `samebits dashboard` printed",
             )
         if is_anothers and self.others_token is not None and not _shows(self.others_token, headers, token):
             return Refused(
                 HTTPStatus.UNAUTHORIZED,
-                "only the user who trains is shown this page without a token, and this connection is another user's. "
+                "only the job's owner may read this page without a token, and this connection is another user's. "
                 "Fix: ask that user for the address with a token that `samebits dashboard` printed",
             )
         return self._judge_action(headers) if method == "POST" else None
@@ -154,9 +154,9 @@ class Guard:
     def _judge_action(self, headers: Mapping[str, str]) -> Refused | None:
         """Judge an action; its token must be in a header or cookie, not in a URL, which others may have seen."""
         if headers.get("origin") is None:
-            return Refused(HTTPStatus.FORBIDDEN, "an action says from which page it comes, and this one has no Origin")
+            return Refused(HTTPStatus.FORBIDDEN, "an action needs an Origin header, and this request has none")
         if headers.get("content-type", "").partition(";")[0].strip().lower() != ACTION_TYPE:
-            return Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"an action is {ACTION_TYPE}")
+            return Refused(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, f"an action must be {ACTION_TYPE}")
         if not self.may_act(headers):
             return Refused(
                 HTTPStatus.UNAUTHORIZED,

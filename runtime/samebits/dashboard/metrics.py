@@ -27,7 +27,7 @@ def _lines(state: Mapping[str, Any]) -> Iterable[str]:
             ("step", "gauge", "Completed optimizer steps.", job["step"]),
             ("generation", "gauge", "Number of the last committed membership.", job["generation"]),
             ("scheduler_starts_total", "counter", "Scheduler starts.", job["term"]),
-            ("world_size", "gauge", "Workers that the world has now.", job["world_size"]),
+            ("world_size", "gauge", "Workers in the current world.", job["world_size"]),
             ("workers_alive", "gauge", "Workers of the world that hold their lease.", job["alive"]),
             ("spares_alive", "gauge", "Spares that hold their lease.", job["spares_alive"]),
             ("finished", "gauge", "Whether the job is finished.", int(job["finished"])),
@@ -36,13 +36,13 @@ def _lines(state: Mapping[str, Any]) -> Iterable[str]:
     yield from _metric("samebits_recoveries_total", "counter", "Recoveries.", [({}, state["recovery_count"])])
     yield from _metric("samebits_losses_total", "counter", "Processes that were lost.", [({}, state["losses"])])
     spent = [({"bucket": bucket}, seconds) for bucket, seconds in state["buckets_s"].items()]
-    yield from _metric("samebits_time_seconds_total", "counter", "Wall time by what it was for.", spent)
+    yield from _metric("samebits_time_seconds_total", "counter", "Wall time by use.", spent)
     if state["goodput"] is not None:
         yield from _metric("samebits_goodput_ratio", "gauge", "Share of productive time.", [({}, state["goodput"])])
     if state["committed_step"] is not None:
-        text = "Step of the newest point that every member's disk holds."
+        text = "Step of the newest point on every member's disk."
         yield from _metric("samebits_committed_step", "gauge", text, [({}, state["committed_step"])])
-        text = "When that was committed, in seconds since 1970."
+        text = "Time of that commit, in seconds since 1970."
         yield from _metric("samebits_committed_timestamp_seconds", "gauge", text, [({}, state["committed_at"])])
     last = next((row for row in reversed(state["recoveries"]) if row["total_ms"] is not None), None)
     if last is not None:
@@ -52,9 +52,9 @@ def _lines(state: Mapping[str, Any]) -> Iterable[str]:
         ({"node": rank["node"], "slot": str(rank["slot"])}, rank) for rank in state["ranks"] if rank["role"] == "worker"
     ]
     steps = [(labels, rank["step"]) for labels, rank in ranks]
-    yield from _metric("samebits_worker_step", "gauge", "Steps that the worker has told.", steps)
+    yield from _metric("samebits_worker_step", "gauge", "Steps that the worker has reported.", steps)
     figures = [({**labels, "figure": name}, value) for labels, rank in ranks for name, value in rank["figures"].items()]
-    yield from _metric("samebits_worker_figure", "gauge", "What the worker measures, by name.", figures)
+    yield from _metric("samebits_worker_figure", "gauge", "Values that the worker measures, by name.", figures)
     alive = [(labels, int(rank["state"] == "alive")) for labels, rank in ranks]
     yield from _metric("samebits_worker_alive", "gauge", "Whether the worker holds its lease.", alive)
 

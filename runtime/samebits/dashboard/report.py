@@ -34,13 +34,13 @@ def main(arguments: Sequence[str]) -> int:
     """Run ``history --html``."""
     parser = argparse.ArgumentParser(
         prog="samebits history --html",
-        description="Write what is known of the job of this folder into one HTML file that needs nothing else, whether "
-        "the job runs or not: history, recoveries, plots, where the time went, the ends of the logs.",
+        description="Write all that is known of this folder's job, running or not, into one self-contained HTML file: "
+        "history, recoveries, plots, where the time went, and the ends of the logs.",
     )
     parser.add_argument(
         "--html", nargs="?", const=FILE, default=FILE, metavar="FILE", help=f"the file to write, or replace ({FILE})"
     )
-    parser.add_argument("--json", action="store_true", help="print the same as one JSON object instead")
+    parser.add_argument("--json", action="store_true", help="print the same data as one JSON object instead")
     options = parser.parse_args(arguments)
     settings = job_spec.settings_here(only_looks=True)
     required_events(settings.recovery_path)

@@ -208,9 +208,9 @@ def taken_over(descriptors: Iterable[int]) -> list[socket.socket]:
             kind = os.fstat(number).st_mode
             one = socket.socket(fileno=number) if stat.S_ISSOCK(kind) else None
         except OSError as error:
-            raise _not_inherited(number, f"is none that this process has ({error.strerror})") from None
+            raise _not_inherited(number, f"is not open in this process ({error.strerror})") from None
         if one is None:
-            raise _not_inherited(number, "is no socket")
+            raise _not_inherited(number, "is not a socket")
         if one.family not in (socket.AF_INET, socket.AF_INET6) or one.type != socket.SOCK_STREAM:
             raise _not_inherited(number, f"is a socket of kind {_name_of(one.family)}, {_name_of(one.type)}")
         if not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -232,14 +232,14 @@ def not_to_listen_on(surplus: socket.socket, wanted: Sequence[tuple[str, int]]) 
     places = ", ".join(f"{host}, port {port}" for host, port in wanted)
     return _not_inherited(
         surplus.fileno(),
-        f"listens on {host}, port {port}, and this job's scheduler is to listen on {places}",
+        f"listens on {host}, port {port}, and this job's scheduler must listen on {places}",
         "start it again if what SCHED_HOST names has just changed; else ",
     )
 
 
 def _not_inherited(number: int, what: str, first: str = "") -> ListenError:
     return ListenError(
-        f"LISTEN_FDS: descriptor {number} {what}. Fix: {first}`unset LISTEN_FDS`, or hand over TCP sockets that listen "
+        f"LISTEN_FDS: descriptor {number} {what}. Fix: {first}`unset LISTEN_FDS`, or pass TCP sockets that listen "
         "where SCHED_HOST, SCHED_PORT and SCHED_BIND say"
     )
 
@@ -333,21 +333,21 @@ def cannot_listen(address: str, port: int, number: int | None, reason: str | Non
         )
     if number == errno.EADDRNOTAVAIL:
         return ListenError(
-            f"{found}: that is no address of this machine. Fix: set SCHED_BIND to the local address to listen on"
+            f"{found}: that is not an address of this machine. Fix: set SCHED_BIND to the local address to listen on"
         )
     return ListenError(f"{found}. Fix: set SCHED_BIND to the local address to listen on, or SCHED_PORT to another port")
 
 
 def _held(port: int) -> str:
     """Describe the process that holds the port, with a fix that works while this job's processes run."""
-    process, anew = _holder(port), "set SCHED_PORT to a free port in every process of this job"
+    process, other_port = _holder(port), "set SCHED_PORT to a free port in every process of this job"
     command = "" if process is None else _command_of(process)
     if process is None or not any(words in command for words in _SCHEDULER):
-        return f"held by {port_holder(port)}. Fix: end that process, or {anew}"
+        return f"held by {port_holder(port)}. Fix: end that process, or {other_port}"
     folder = folder_of_holder(port)
     where = f", started in {folder}" if folder is not None else ""
     there = f"`samebits stop` in {folder}" if folder is not None else "ending that job"
     return (
         f"held by pid {process.name}, another job's scheduler{where}. Fix: {there} frees the port; or end what is left "
-        f"of this job, and {anew}"
+        f"of this job, and {other_port}"
     )

@@ -63,7 +63,9 @@ def addresses_now(host: str, port: int) -> tuple[SchedulerAddress, ...]:
 
 def file_problem(path: Path, error: NotHostsError) -> str:
     """Return the message about an unusable file of addresses."""
-    return f"{path}, which SCHED_HOST names, is of no use: {error}. Fix: write one host a line, each line with its end"
+    return (
+        f"{path}, which SCHED_HOST names, cannot be used: {error}. Fix: write one host on each line, and end each line"
+    )
 
 
 class AddressBook:

@@ -374,7 +374,7 @@ class Client:
             yield told
         elif told.text not in self._said_elsewhere:
             self._said_elsewhere.add(told.text)
-            yield PassedOver(f"{told.text}; the next address of SCHED_HOST is tried")
+            yield PassedOver(f"{told.text}; trying the next address of SCHED_HOST")
 
     def _handshake_failed(self, event: int, value: int) -> ShutOut | TurnedAway | None:
         is_final = bool(event & _FINAL)
@@ -422,8 +422,8 @@ class Client:
 
     def _turned_away(self) -> TurnedAway:
         return TurnedAway(
-            f"whoever listens at {self._where()}, closes connections before "
-            "anything is agreed on: it has too many of them, or is no scheduler"
+            f"the process that listens at {self._where()}, closes connections before "
+            "the handshake: it has too many of them, or is not a scheduler"
         )
 
     def _explain(self, mechanism: str) -> str:
@@ -435,8 +435,8 @@ class Client:
             )
         if mechanism == "CURVE":
             return (
-                f"{there} asks for a secret, and this process has none. Fix: export CLUSTER_SECRET, or "
-                "CLUSTER_SECRET_FILE=<the file with it>, as the scheduler has it"
+                f"{there} requires a secret, and this process has none. Fix: export CLUSTER_SECRET, or "
+                "CLUSTER_SECRET_FILE=<the file with it>, the same as the scheduler's"
             )
         return (
             f"{there} was started without a secret, and this process has one. Fix: start the scheduler with the "

@@ -64,9 +64,9 @@ class Keeper:
         try:
             keeper = cls(where, bytes.fromhex(ticket))
         except ValueError:
-            raise ProtocolError(f"{text[:80]!r} is no keeper's address") from None
+            raise ProtocolError(f"{text[:80]!r} is not a keeper's address") from None
         if not where.startswith("tcp://") or len(keeper.ticket) != TICKET_BYTES:
-            raise ProtocolError(f"{text[:80]!r} is no keeper's address")
+            raise ProtocolError(f"{text[:80]!r} is not a keeper's address")
         return keeper
 
 

@@ -40,7 +40,7 @@ ZAP_ENDPOINT = "inproc://zeromq.zap.01"
 ZAP_DOMAIN = b"samebits"
 MAX_EVENTS = 4096
 """Events handled per call: twice what ZeroMQ queues before its I/O thread waits for us."""
-UNKNOWN = "an address unknown"
+UNKNOWN = "an unknown address"
 CHECK_S = 1.0  # how often a connection without messages is checked
 SLICES = 16  # connections are checked in slices, because checking thousands at once would delay detection of a loss
 _BYTES_RECEIVED = struct.Struct("=128xQ")  # tcpi_bytes_received in struct tcp_info (linux/tcp.h, since Linux 4.2)
@@ -58,9 +58,9 @@ class Rejection(enum.Enum):
     SECRET = "another secret"
     MECHANISM = "a secret on one side only"
     HANDSHAKE = "no handshake"
-    SILENT = "not a word"
+    SILENT = "no message"
     TOO_MANY = "too many connections"
-    ENDLESS = "a message without end"
+    ENDLESS = "an endless message"
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ WELCOMES = (Admitted, Pending)
 # Plain integers: combining two of zmq's flags creates a third, which costs as much as a message.
 _NOW = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
-OLD_ZMTP = "its sender speaks no ZMTP 3 (a browser, a scrape, a port scanner), so it is no worker's"
+OLD_ZMTP = "its sender does not speak ZMTP 3 (a browser, a scraper, a port scanner), so it is not a worker"
 _PEER = re.compile(rb"[0-9A-Za-z._-]{1,64}")  # a session is 32 hexadecimal digits
 
 
@@ -268,18 +268,16 @@ class Server:
             if not _PEER.fullmatch(name):
                 if _was_renamed(body):
                     return None
-                return Garbled(
-                    "", f"its name is {name[:40]!r}, a session is expected", self._gate.address_of(descriptor)
-                )
+                return Garbled("", f"its name is {name[:40]!r}, expected a session", self._gate.address_of(descriptor))
             peer = self._meet(name, descriptor, peer)
         if owners and descriptor in owners and owners[descriptor][-1:] != [peer.session]:
             owners[descriptor].append(peer.session)
         if more:
             address = self._gate.address_of(descriptor)
-            return Garbled(peer.session, f"{more + 1} frames where one message is expected", address)
+            return Garbled(peer.session, f"{more + 1} frames instead of one message", address)
         packed = body.bytes
         if packed == peer.said:
-            assert peer.arrived is not None, "what was said was kept"
+            assert peer.arrived is not None, "the heartbeat was stored"
             return peer.arrived
         try:
             arrived = Arrived(peer.session, messages.SCHEMA.unpack(packed, MAX_INCOMING_BYTES))
