@@ -182,7 +182,7 @@ class JobFolder:
 
     def sha256(self, ranks: int | None = None) -> str:
         """The one hash that the last line of every process gives, and so many processes (else WORKER_NUM) say."""
-        finals = {log.name: self.finals_of(log) for log in sorted(self.log_dir.glob("worker_*.log"))}
+        finals = {log.name: self.finals_of(log) for log in sorted(self.log_dir.rglob("worker_*.log"))}
         hashes = {name: found[-1] for name, found in finals.items() if found}
         assert len(hashes) >= (ranks or self.workers), f"only {sorted(hashes)} printed a final line\n{self.tails()}"
         assert len(set(hashes.values())) == 1, f"the ranks end with different weights: {hashes}\n{self.tails()}"
@@ -195,7 +195,7 @@ class JobFolder:
 
     def tails(self) -> str:
         """The end of every log."""
-        logs = sorted(self.log_dir.glob("*.log")) + sorted(self.folder.glob("*.out"))
+        logs = sorted(self.log_dir.rglob("*.log")) + sorted(self.folder.glob("*.out"))
         return "\n".join(f"--- {log.name}\n" + "\n".join(lines_of(log)[-SHOWN_LINES:]) for log in logs)
 
     def last_look(self) -> str:

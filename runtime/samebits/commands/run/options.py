@@ -110,6 +110,11 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     where = parser.add_argument_group("how many, and where")
     where.add_argument(
+        "--on",
+        choices=("ray",),
+        help="ray: start each host's share on a host of a Ray cluster, in a folder that all see (docs/how-to/ray.md)",
+    )
+    where.add_argument(
         *("-n", "--nproc-per-node", "--nproc_per_node"),
         dest="workers",
         metavar="N",
@@ -310,6 +315,7 @@ class Request:
         words: what was typed.
         signals: besides SIGINT and SIGTERM, what ends the job where this command gets it.
         check: whether only to check the script, in a job of its own.
+        on_ray: where the hosts are those of a Ray cluster: how many, and how many workers each has.
     """
 
     way: Way
@@ -327,6 +333,7 @@ class Request:
     tee: Streams = field(default_factory=lambda: Streams({}))
     words: tuple[str, ...] = ()
     signals: tuple[signal.Signals, ...] = ()
+    on_ray: tuple[int, int] | None = None
 
 
 def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | None = None) -> Request:
@@ -420,6 +427,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         tee=_shown(options.tee, options.local_ranks_filter),
         words=tuple(words),
         signals=options.signals_to_handle,
+        on_ray=None if options.on is None else (nodes_most, per_node or 1),
     )
 
 
