@@ -11,6 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from samebits.commands.run import options
+from samebits.commands.run.command import main
+from samebits.errors import UsageError
+from samebits.hosts import ray_cluster as ray_hosts
 from samebits.store.process_identity import ProcessIdentity
 from tests.clusters import ray_cluster
 from tests.clusters.ray_cluster import RayCluster
@@ -48,7 +52,7 @@ class RayJob(JobFolder):
 
     def __init__(self, folder: Path, cluster: RayCluster) -> None:
         folder.mkdir()
-        super().__init__(folder, workers=HOSTS, settings={"NODE_TIMEOUT": "3", "RAY_ADDRESS": cluster.address})
+        super().__init__(folder, workers=HOSTS, settings={"RAY_ADDRESS": cluster.address})
         gate_of(folder, 0).touch()
         self.process = self.start()
 
@@ -109,6 +113,28 @@ def kill(identity: ProcessIdentity) -> None:
     assert identity.wait_for_exit(10.0)
 
 
+@pytest.mark.parametrize("words", ["--node-rank 1", "--detach", "--dry-run", "--sched-host 192.0.2.2", "--log-dir logs"])
+def test_what_ray_decides_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        options.parse(["--on", "ray", "--nnodes", "2", *words.split(), "train.py"], {})
+    assert f"--on ray and {words.split()[0]}: Ray places the hosts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("spelled", [["--on", "ray"], ["--on=ray"]])
+def test_hosts_run_the_same_words_without_on(spelled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[object] = []
+    monkeypatch.setattr(ray_hosts, "run", lambda *given: called.append(given) or 7)
+    assert main(["--nnodes", "3", *spelled, "-n", "2", "train.py", "--on", "gpu"]) == 7
+    assert called == [(["--nnodes", "3", "-n", "2", "train.py", "--on", "gpu"], 3, 2)]
+
+
+def test_missing_ray_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(UsageError, match=r"Ray is not installed\. Fix: pip install 'samebits\[ray\]'"):
+        ray_hosts.run(["train.py"], 1, 1)
+
+
+@pytest.mark.thorough
 def test_killed_worker_is_replaced_by_the_spare(job: RayJob, undisturbed: Callable[..., str]) -> None:
     job.wait_for_the_gate()
     kill(job.identity("worker_2"))

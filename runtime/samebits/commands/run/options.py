@@ -356,6 +356,8 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         parser.error("--die-with-me and --detach: whoever leaves a job to itself cannot end it by its own death")
     if options.check:
         _require_checkable(parser, options, nodes_most, given)
+    if options.on is not None:
+        _require_on_ray(parser, options, given)
     node_rank = options.node_rank or 0
     if not 0 <= node_rank < nodes_most:
         parser.error(f"--node-rank {node_rank}: expected 0 to {nodes_most - 1}, for --nnodes {nodes_most}")
@@ -446,6 +448,22 @@ def _require_checkable(parser: argparse.ArgumentParser, options: argparse.Namesp
     found = [name for name, is_given in refused.items() if is_given]
     if found:
         parser.error(f"--check and {found[0]}: a check is a job of its own, on this host. Fix: leave {found[0]} out")
+
+
+def _require_on_ray(parser: argparse.ArgumentParser, options: argparse.Namespace, given: _Given) -> None:
+    """Leave with a message if these words decide what the Ray cluster decides."""
+    refused = {
+        "--detach": options.detach,
+        "--dry-run": options.dry_run,
+        "--node-rank": options.node_rank is not None,
+        "--sched-host": options.sched_host is not None or options.rdzv_endpoint is not None,
+        "--log-dir": options.log_dir is not None,
+        "--host-discovery-script": given.value("HOST_DISCOVERY_SCRIPT") or options.host_discovery_script,
+        "-np": options.processes is not None,
+    }
+    found = [name for name, is_given in refused.items() if is_given]
+    if found:
+        parser.error(f"--on ray and {found[0]}: Ray places the hosts of this job. Fix: leave {found[0]} out")
 
 
 HOROVOD_WAIT_S = "600"
