@@ -181,7 +181,7 @@ class JobFolder:
 
     def sha256(self, ranks: int | None = None) -> str:
         """Return the common hash in the last lines of this many processes (by default WORKER_NUM)."""
-        finals = {log.name: self.finals_of(log) for log in sorted(self.log_dir.glob("worker_*.log"))}
+        finals = {log.name: self.finals_of(log) for log in sorted(self.log_dir.rglob("worker_*.log"))}
         hashes = {name: found[-1] for name, found in finals.items() if found}
         assert len(hashes) >= (ranks or self.workers), f"only {sorted(hashes)} printed a final line\n{self.tails()}"
         assert len(set(hashes.values())) == 1, f"the ranks end with different weights: {hashes}\n{self.tails()}"
@@ -194,7 +194,7 @@ class JobFolder:
 
     def tails(self) -> str:
         """Return the end of every log."""
-        logs = sorted(self.log_dir.glob("*.log")) + sorted(self.folder.glob("*.out"))
+        logs = sorted(self.log_dir.rglob("*.log")) + sorted(self.folder.glob("*.out"))
         return "\n".join(f"--- {log.name}\n" + "\n".join(lines_of(log)[-SHOWN_LINES:]) for log in logs)
 
     def last_look(self) -> str:

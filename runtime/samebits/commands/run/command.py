@@ -40,6 +40,10 @@ def main(arguments: Sequence[str]) -> int:
         from samebits.commands.run import check  # with the drill's parts, which no other start needs
 
         return check.main(arguments, request)
+    if request.on_ray is not None:
+        from samebits.hosts import ray_cluster
+
+        return ray_cluster.run(_less_on(request.words), *request.on_ray)
     hear_signals()
     keep_going_without_output()
     found = first_hosts.running_job(request)
@@ -82,6 +86,12 @@ def main(arguments: Sequence[str]) -> int:
                 )
                 result = follower.run()
     return recover.go_on(settings.log_dir, ready.start) if result.call_again else result.verdict.exit_code
+
+
+def _less_on(words: Sequence[str]) -> list[str]:
+    """Return the words without ``--on ray``."""
+    at = next(index for index, word in enumerate(words) if word.partition("=")[0] == "--on")
+    return [*words[:at], *words[at + 1 + ("=" not in words[at]) :]]
 
 
 def _names(ready: Ready) -> list[str]:

@@ -110,6 +110,11 @@ def parser_for(environ: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     where = parser.add_argument_group("how many, and where")
     where.add_argument(
+        "--on",
+        choices=("ray",),
+        help="ray: start each host's share on a host of a Ray cluster, in a folder that all see (docs/how-to/ray.md)",
+    )
+    where.add_argument(
         *("-n", "--nproc-per-node", "--nproc_per_node"),
         dest="workers",
         metavar="N",
@@ -310,6 +315,7 @@ class Request:
         words: what was typed.
         signals: besides SIGINT and SIGTERM, what ends the job where this command gets it.
         check: whether only to check the script, in a job of its own.
+        on_ray: where the hosts are those of a Ray cluster: how many, and how many workers each has.
     """
 
     way: Way
@@ -327,6 +333,7 @@ class Request:
     tee: Streams = field(default_factory=lambda: Streams({}))
     words: tuple[str, ...] = ()
     signals: tuple[signal.Signals, ...] = ()
+    on_ray: tuple[int, int] | None = None
 
 
 def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | None = None) -> Request:
@@ -349,6 +356,8 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         parser.error("--die-with-me and --detach: whoever leaves a job to itself cannot end it by its own death")
     if options.check:
         _require_checkable(parser, options, nodes_most, given)
+    if options.on is not None:
+        _require_on_ray(parser, options, given)
     node_rank = options.node_rank or 0
     if not 0 <= node_rank < nodes_most:
         parser.error(f"--node-rank {node_rank}: expected 0 to {nodes_most - 1}, for --nnodes {nodes_most}")
@@ -420,6 +429,7 @@ def parse(words: Sequence[str], environ: Mapping[str, str], *, devices: int | No
         tee=_shown(options.tee, options.local_ranks_filter),
         words=tuple(words),
         signals=options.signals_to_handle,
+        on_ray=None if options.on is None else (nodes_most, per_node or 1),
     )
 
 
@@ -438,6 +448,22 @@ def _require_checkable(parser: argparse.ArgumentParser, options: argparse.Namesp
     found = [name for name, is_given in refused.items() if is_given]
     if found:
         parser.error(f"--check and {found[0]}: a check is a job of its own, on this host. Fix: leave {found[0]} out")
+
+
+def _require_on_ray(parser: argparse.ArgumentParser, options: argparse.Namespace, given: _Given) -> None:
+    """Leave with a message if these words decide what the Ray cluster decides."""
+    refused = {
+        "--detach": options.detach,
+        "--dry-run": options.dry_run,
+        "--node-rank": options.node_rank is not None,
+        "--sched-host": options.sched_host is not None or options.rdzv_endpoint is not None,
+        "--log-dir": options.log_dir is not None,
+        "--host-discovery-script": given.value("HOST_DISCOVERY_SCRIPT") or options.host_discovery_script,
+        "-np": options.processes is not None,
+    }
+    found = [name for name, is_given in refused.items() if is_given]
+    if found:
+        parser.error(f"--on ray and {found[0]}: Ray places the hosts of this job. Fix: leave {found[0]} out")
 
 
 HOROVOD_WAIT_S = "600"

@@ -1,0 +1,334 @@
+"""Run a job on the hosts of a Ray cluster: ``samebits run --on ray``.
+
+Ray places and restarts hosts; SameBits recovers the training. One placement group holds the job's hosts. In each bundle
+a detached actor runs ``samebits run`` for that host's share of the job, so a lost worker is replaced as on any host,
+and Ray is only asked for a new host if a whole node is lost. The actors start their share by themselves, because Ray
+constructs a restarted actor again but does not repeat what its driver called, and the driver may be gone by then.
+
+Like a Slurm step, the hosts share the job's folder. Host 0 has the scheduler and writes its address to a file there, so
+the scheduler may move with its actor.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib
+import os
+import secrets
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from samebits import config, strict_json
+from samebits.errors import UsageError
+from samebits.launcher.interrupts import CTRL_C, Signals
+from samebits.store import durable
+from samebits.store.child_processes import die_with
+
+NAMESPACE = "samebits"
+UNCOLLECTED_S = 30.0
+"""How long a finished actor waits for its driver before it leaves the cluster by itself."""
+LOST = 1
+"""The exit status if Ray itself lost the actors."""
+LAST_S = 15.0
+"""How long the commands of the other hosts may take to end after host 0's."""
+_LOOK_S = 5.0
+_CALLS = 4
+"""Concurrent calls of one actor: two drivers that wait, and one that stops it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostPlan:
+    """What one actor runs.
+
+    Attributes:
+        folder: the job's, shared by all hosts.
+        rank: of this host; host 0 has the scheduler.
+        words: the arguments of ``samebits run``, less those that differ from host to host.
+        group: the name of the placement group, which the last actor removes.
+        nonce: of this start of the job, by which an actor that Ray restarts knows what to recover.
+    """
+
+    folder: str
+    rank: int
+    words: tuple[str, ...]
+    group: str
+    nonce: str
+
+    @property
+    def log_dir(self) -> Path:
+        """Logs and pid files of this host's processes."""
+        return Path(self.folder, "device", f"host{self.rank}")
+
+    @property
+    def address_file(self) -> Path:
+        """The scheduler's address, one line ``host:port``."""
+        return Path(self.folder, "device", "scheduler-address")
+
+    @property
+    def environment_file(self) -> Path:
+        """The driver's environment. It may hold secrets, which Ray would show to every user of the cluster."""
+        return Path(self.folder, "device", "environment.json")
+
+
+class Host:
+    """The actor of one host: runs its share of the job, and keeps the exit status for the driver.
+
+    Args:
+        plan: what to run.
+    """
+
+    def __init__(self, plan: HostPlan) -> None:
+        ray = importlib.import_module("ray")
+        self._plan = plan
+        self._address = ray.util.get_node_ip_address()
+        self._child: subprocess.Popen[bytes] | None = None
+        self._stopped_by = 0
+        self._waiting = 0
+        self._status: int | None = None
+        self._ended = threading.Event()
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True, name="samebits-raylet").start()
+        # The kernel ends the child with the thread that started it, so that thread lives as long as this process.
+        threading.Thread(target=self._run, daemon=True, name="samebits-host").start()
+
+    def wait(self) -> int:
+        """Return the exit status of this host's command once it has ended."""
+        self._waiting += 1
+        try:
+            self._ended.wait()
+            assert self._status is not None
+            return self._status
+        finally:
+            self._waiting -= 1
+
+    def stop(self, by: int) -> None:
+        """Hand a signal on to the command."""
+        self._stopped_by = by
+        if self._child is not None:
+            with contextlib.suppress(ProcessLookupError):
+                self._child.send_signal(by)
+
+    def _run(self) -> None:
+        status = self._once()
+        while status < 0 and not self._stopped_by:
+            print(f"samebits: the launcher of host {self._plan.rank} was ended by {_signal(-status)}; recovering")
+            status = self._once()
+        self._status = status if status >= 0 else 128 - status
+        self._ended.set()
+        self._leave_unless_collected()
+
+    def _once(self) -> int:
+        """Run this host's share, or recover it if an earlier process of this actor began it; return its status."""
+        plan = self._plan
+        plan.log_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        begun = plan.log_dir / "ray-start"
+        is_known = begun.exists() and begun.read_text() == plan.nonce and (plan.log_dir / "start.json").exists()
+        durable.replace_note(begun, plan.nonce.encode())
+        given = strict_json.loads(plan.environment_file.read_text())
+        environment = {**config.whole_environment(), **given, "LOG_DIR": str(plan.log_dir)}
+        if plan.rank == 0:
+            environment["SCHED_PORT"] = str(self._publish_address())
+        else:
+            environment["RECOVERY_PATH"] = str(plan.log_dir / "recovery")
+        where = ("--node-rank", str(plan.rank), "--sched-host", f"file:{plan.address_file}", "--die-with-me")
+        words = ["recover"] if is_known else ["run", *where, *plan.words]
+        with contextlib.ExitStack() as stack:
+            output: Any = None  # Ray shows what host 0 prints
+            if plan.rank:
+                output = stack.enter_context((plan.log_dir / "run.log").open("ab"))
+            self._child = subprocess.Popen(
+                [sys.executable, "-m", "samebits", *words],
+                cwd=plan.folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                preexec_fn=functools.partial(die_with, os.getpid()),
+            )
+            if self._stopped_by:
+                self._child.send_signal(self._stopped_by)
+            return self._child.wait()
+
+    def _publish_address(self) -> int:
+        """Write where this host's scheduler listens; the port stays the same as long as the job runs."""
+        path, port = self._plan.address_file, 0
+        with contextlib.suppress(OSError, ValueError):
+            port = int(path.read_text().rpartition(":")[2])
+        if not port:
+            with socket.create_server((self._address, 0)) as free:
+                port = free.getsockname()[1]
+        durable.replace_note(path, f"{self._address}:{port}\n".encode())
+        return port
+
+    def _leave_unless_collected(self) -> None:
+        left_s = UNCOLLECTED_S
+        while left_s > 0:
+            time.sleep(_LOOK_S)
+            left_s = UNCOLLECTED_S if self._waiting else left_s - _LOOK_S
+        ray = importlib.import_module("ray")
+        if self._plan.rank == 0:
+            with contextlib.suppress(ValueError):
+                ray.util.remove_placement_group(ray.util.get_placement_group(self._plan.group))
+        ray.kill(ray.get_actor(f"{self._plan.group}-host{self._plan.rank}", NAMESPACE), no_restart=True)
+
+
+def _end_with(raylet: int) -> None:
+    """End this process with its raylet: Ray then places the actor on another host, and both would run the same share.
+
+    Ray's own check may take minutes, and finds nothing where orphans are given to a process other than init.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        descriptor = os.pidfd_open(raylet)
+        select.select([descriptor], [], [])
+    os._exit(1)
+
+
+def run(words: Sequence[str], hosts: int, per_host: int) -> int:
+    """Start the job on the cluster that RAY_ADDRESS or this machine's Ray names, and follow it to its end.
+
+    A job of this folder that runs there already is followed.
+
+    Args:
+        words: the arguments of ``samebits run`` without ``--on ray``.
+        hosts: of the job.
+        per_host: workers on each.
+
+    Returns:
+        The exit status of host 0's command, which follows the whole job.
+
+    Raises:
+        UsageError: Ray is not installed, or no cluster answers.
+    """
+    try:
+        ray = importlib.import_module("ray")
+        importlib.import_module("ray.util")
+    except ModuleNotFoundError:
+        raise UsageError("--on ray: Ray is not installed. Fix: pip install 'samebits[ray]'") from None
+    folder = Path.cwd()
+    name = f"samebits-{hashlib.sha256(os.fsencode(folder)).hexdigest()[:12]}"
+    try:
+        ray.init(address="auto", namespace=NAMESPACE, ignore_reinit_error=True)
+    except ConnectionError as error:
+        raise UsageError(
+            f"--on ray: no Ray cluster answers: {str(error).splitlines()[0]}. Fix: run this on a node of the cluster, "
+            "through `ray job submit`, or export RAY_ADDRESS=<host>:6379"
+        ) from None
+    with Signals() as signals:  # after Ray, which takes SIGTERM for itself
+        actors = _running(ray, name, hosts) or _start(ray, name, folder, words, hosts, per_host, signals)
+        if not actors:
+            return 128 + signal.SIGINT
+        try:
+            return _follow(ray, actors, signals)
+        finally:
+            with contextlib.suppress(ValueError):
+                ray.util.remove_placement_group(ray.util.get_placement_group(name))
+
+
+def _running(ray: Any, name: str, hosts: int) -> list[Any]:
+    """Return the actors of this folder's job, by rank, if it runs."""
+    try:
+        return [ray.get_actor(f"{name}-host{rank}", NAMESPACE) for rank in range(hosts)]
+    except ValueError:
+        return []
+
+
+def _start(
+    ray: Any, name: str, folder: Path, words: Sequence[str], hosts: int, per_host: int, signals: Signals
+) -> list[Any]:
+    needs = {_kind(ray, per_host): float(per_host)}
+    group = ray.util.placement_group([needs] * hosts, strategy="STRICT_SPREAD", name=name, lifetime="detached")
+    ready, since_s = group.ready(), time.monotonic()
+    while not ray.wait([ready], timeout=_LOOK_S)[0]:
+        needed = " and ".join(f"{amount:g} {kind}" for kind, amount in needs.items())
+        waited_s = time.monotonic() - since_s
+        print(f"samebits: waited {waited_s:.0f} s for {hosts} hosts of the Ray cluster with {needed} each", flush=True)
+        if signals.take():
+            ray.util.remove_placement_group(group)
+            return []
+    _write_environment(folder)
+    nonce = secrets.token_hex(16)
+    strategy = importlib.import_module("ray.util.scheduling_strategies").PlacementGroupSchedulingStrategy
+    actors = []
+    for rank in range(hosts):
+        plan = HostPlan(str(folder), rank, tuple(words), name, nonce)
+        actors.append(
+            ray.remote(Host)
+            .options(
+                name=f"{name}-host{rank}",
+                namespace=NAMESPACE,
+                lifetime="detached",
+                max_restarts=-1,
+                max_task_retries=-1,
+                max_concurrency=_CALLS,
+                num_cpus=needs.get("CPU", 0.0),
+                num_gpus=needs.get("GPU", 0.0),
+                scheduling_strategy=strategy(group, placement_group_bundle_index=rank),
+            )
+            .remote(plan)
+        )
+    return actors
+
+
+def _follow(ray: Any, actors: Sequence[Any], signals: Signals) -> int:
+    """Hand signals on to the hosts until host 0's command has ended; return its status.
+
+    That command follows the whole job, so a host that Ray has not been able to place again is not waited for.
+    """
+    found: list[int] = []
+    readable, writable = os.pipe()
+    first, *others = [actor.wait.remote() for actor in actors]
+
+    def collect() -> None:
+        try:
+            found.append(ray.get(first))
+            if others:
+                ray.wait(others, num_returns=len(others), timeout=LAST_S)
+        finally:
+            os.close(writable)
+
+    threading.Thread(target=collect, daemon=True, name="samebits-collect").start()
+    while readable not in select.select([readable, signals.fileno()], [], [])[0]:
+        for name in signals.take():
+            number = signal.SIGINT if name == CTRL_C else signal.Signals[name]
+            ray.get([actor.stop.remote(int(number)) for actor in actors])
+    os.close(readable)
+    return found[0] if found else LOST
+
+
+def _kind(ray: Any, per_host: int) -> str:
+    """Return GPU if a node of the cluster has enough of them, else CPU."""
+    has_devices = any(node["Alive"] and node["Resources"].get("GPU", 0) >= per_host for node in ray.nodes())
+    return "GPU" if has_devices else "CPU"
+
+
+def _write_environment(folder: Path) -> None:
+    """Leave this process's environment for the hosts, less what Ray decides for each of its actors."""
+    environment = {
+        name: value
+        for name, value in config.whole_environment().items()
+        if not name.startswith("RAY_") and not name.endswith("VISIBLE_DEVICES")
+    }
+    device = folder / "device"
+    device.mkdir(mode=0o700, exist_ok=True)
+    if not (environment.get("CLUSTER_SECRET") or environment.get("CLUSTER_SECRET_FILE")):
+        secret = device / "cluster.secret"
+        durable.create_file_atomically(secret, secrets.token_hex(32).encode())
+        environment["CLUSTER_SECRET_FILE"] = str(secret)
+    durable.replace_note(HostPlan(str(folder), 0, (), "", "").environment_file, strict_json.dumps(environment).encode())
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
