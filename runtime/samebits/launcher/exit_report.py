@@ -126,7 +126,7 @@ def what_others_do(count: int, view: JobView | None, *, waiting: str, shrinking:
         return f"; {f'{count} spares take their places' if several else 'a spare takes its place'}"
     them = "them" if several else "it"
     if view.generation and view.min_world_size <= view.world_size - count and not view.has_one_size:
-        return f"; the others go on without {them} {shrinking}"
+        return f"; the others continue without {them} {shrinking}"
     return f"; the others wait for {them} {waiting}"
 
 
