@@ -312,7 +312,7 @@ class PreflightError(SameBitsError):
 
 
 class HiddenStateError(SameBitsError):
-    """A step taken twice from one commit came out different, or a value changed outside the state; see the message."""
+    """A step taken twice from one commit came out different, or something changed that no recovery restores."""
 
     exit_code = 95
 

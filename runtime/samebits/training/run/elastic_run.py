@@ -67,6 +67,8 @@ Result = TypeVar("Result")
 class ElasticRun:
     """The running ``elastic.run`` of one process: of a worker, or of a spare that may become one at any moment."""
 
+    recovers = True
+
     def __init__(self, process: Worker, state: State, retaken: RetakenSteps | None = None) -> None:
         self._process = process
         self._retaken = retaken

@@ -34,7 +34,13 @@ __all__ = ["CommitSink", "State", "source_of_sync"]
 
 
 class CommitSink(Protocol):
-    """Where a state's commits go: the running ``elastic.run``."""
+    """Where a state's commits go: the running ``elastic.run``.
+
+    Attributes:
+        recovers: whether the training function is called again after a loss.
+    """
+
+    recovers: bool
 
     def before_step(self) -> None:
         """An optimizer is about to step: the last moment at which this rank still is its last commit."""

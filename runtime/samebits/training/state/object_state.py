@@ -172,6 +172,14 @@ class ObjectState(State):
         self._last_commit.undo()
         return super().recall()
 
+    def finish(self) -> None:
+        """As :meth:`State.finish`.
+
+        Raises:
+            HiddenStateError: weights were changed behind the last commit, in its loop.
+        """
+        self._last_commit.require_unchanged_behind()
+
     def hold_copy(self, *, on: bool) -> None:
         """Copy each commit to the host's memory from the next one on, so that it can be recalled; or stop that."""
         self._last_commit.hold_copy(on=on)
