@@ -18,6 +18,7 @@ from samebits.errors import GenerationEndedError, HiddenStateError
 from samebits.service import log
 from samebits.training.process import context
 from samebits.training.state import snapshot
+from samebits.training.state.data.sampler import ElasticSampler
 from samebits.training.state.last_commit import LastCommit
 from samebits.training.state.torch_state import TorchState
 from tests.training.commits import Commits, Net, bits_of, small_state, train_one_step
@@ -319,6 +320,53 @@ def test_without_recovery_no_loop_is_followed() -> None:
         train_one_step(state, number)
         state.commit()
         in_place(state.model)
+
+
+# ---- what stands for a commit on disk
+
+
+def with_much(**options: Any) -> TorchState:
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    state = TorchState(
+        model,
+        optimizer,
+        sampler=ElasticSampler(range(32)),
+        schedule=torch.optim.lr_scheduler.StepLR(optimizer, 1),
+        best=1.0,
+        history=[1],
+        **options,
+    )
+    Commits(state)
+    train_one_step(state)
+    state.commit()
+    return state
+
+
+ENDS: dict[str, Callable[[Any], object]] = {
+    "weights": lambda state: in_place(state.model),
+    "weights through data": lambda state: through_data(state.model),
+    "a number": lambda state: setattr(state, "best", 0.5),
+    "a list": lambda state: state.history.append(2),
+    "a schedule": lambda state: state.schedule.step(),
+    "a rate": lambda state: state.optimizer.param_groups[0].update(lr=0.2),
+    "a buffer": lambda state: state.model.norm.running_mean.add_(1),
+    "a mode": lambda state: state.model.eval(),
+    "a flag": lambda state: state.model.last.weight.requires_grad_(False),
+    "a sampler": lambda state: state.sampler.record_batch(0, 4),
+    "random numbers": lambda state: torch.rand(1),
+}
+
+
+@pytest.mark.parametrize("copies", [False, True])
+@pytest.mark.parametrize("what", ["nothing", *ENDS])
+def test_only_a_state_that_is_unchanged_stands_for_its_last_commit(what: str, copies: bool) -> None:
+    state = with_much(copy_commits=copies)
+    assert state.holds_commit
+    if what != "nothing":
+        ENDS[what](state)
+    assert state.holds_commit == (what == "nothing")
 
 
 # ---- modes, flags, hooks

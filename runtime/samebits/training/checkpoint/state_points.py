@@ -278,7 +278,7 @@ class StatePoints:
         Args:
             step: of the last commit.
             pause: waits so many seconds; raises what ends the wait.
-            is_commit: False if weights were changed since the last commit; the state is then saved beside the points.
+            is_commit: False if a value was changed since the last commit; the state is then saved beside the points.
         """
         pause_s = FIRST_PAUSE_S
         while not self._save_now(step, is_commit=is_commit):

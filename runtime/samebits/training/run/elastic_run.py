@@ -530,7 +530,7 @@ class ElasticRun:
         """
         state = self._state
         self._require_equal()
-        has_uncommitted_steps, is_changed = bool(state.uncommitted_steps), not state.holds_commit
+        has_uncommitted_steps, is_commit = bool(state.uncommitted_steps), state.holds_commit
         if has_uncommitted_steps:
             log.warn(
                 f"the training function returned {state.uncommitted_steps} steps after its last state.commit(): they "
@@ -545,7 +545,7 @@ class ElasticRun:
         if self._replay is not None:
             self._replay.committed(step)
             self._replay.finished()
-        self._points.save_last(step, self._wait_for_room, is_commit=has_uncommitted_steps or not is_changed)
+        self._points.save_last(step, self._wait_for_room, is_commit=has_uncommitted_steps or is_commit)
         digests = self._points.digests.through(point, averages=bool(self._points.layouts))
         self._agent.complete(generation.generation, step, digests)
         self._points.discard_memory()

@@ -189,8 +189,8 @@ class State(ABC):
 
     @property
     def holds_commit(self) -> bool:
-        """Whether memory holds the last commit whole: no weight was changed since."""
-        return self._can_restore()
+        """Whether the state as it stands is known to be the last commit, because no value was changed since."""
+        return self._point is not None and not is_stateful(self)
 
     @property
     def has_own_parts(self) -> bool:

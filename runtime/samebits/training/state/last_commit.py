@@ -29,7 +29,7 @@ from samebits.training import torch_private, value_trees
 from samebits.training.group.calling_place import calling_place
 from samebits.training.sharding.pieces import local
 from samebits.training.state import snapshot
-from samebits.training.state.handlers import StateHandler, copied_tree
+from samebits.training.state.handlers import StateHandler, copied_tree, same
 from samebits.training.state.module_state import are_alike
 from samebits.training.state.script.after_commit import Instruction, RestOfTurn, line_behind, to_loop
 
@@ -389,6 +389,16 @@ class LastCommit:
     def is_held(self) -> bool:
         """Whether ``recall`` can bring it back whole."""
         return self.point is not None and (self._newest is not None or self._is_live())
+
+    @property
+    def is_unchanged(self) -> bool:
+        """Whether the state as it stands is the last commit in every value; compares them all."""
+        if self.point is None or not self._is_live() or self._uses.have_changed():
+            return False
+        if any(handler.has_changed() for handler in self._handlers.values()):
+            return False
+        newest = self._newest
+        return newest is None or all(same(one.contents(), newest[name]) for name, one in self._handlers.items())
 
     def undo(self) -> None:
         """Take back what was done to the objects since the last commit, whether or not their values can be."""

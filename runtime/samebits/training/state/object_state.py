@@ -180,6 +180,15 @@ class ObjectState(State):
         """
         self._last_commit.require_unchanged_behind()
 
+    @property
+    def holds_commit(self) -> bool:
+        """As :meth:`State.holds_commit`."""
+        if self._rng is RngMode.SAVED:
+            self._generators.look()
+            if self._generators.packed() != self._own_generators:
+                return False
+        return self._last_commit.is_unchanged
+
     def hold_copy(self, *, on: bool) -> None:
         """Copy each commit to the host's memory from the next one on, so that it can be recalled; or stop that."""
         self._last_commit.hold_copy(on=on)
