@@ -69,6 +69,11 @@ DIES_IN_TRAINING = f"""\
 """
 KILLS_THE_OTHERS = """for one in ("scheduler", "worker_0"):
             os.kill(int(Path(f"device/{one}.pid").read_text().split()[0]), signal.SIGKILL)"""
+REDUCES = """
+if rank_at_the_top == "1":
+    os.kill(os.getpid(), signal.SIGKILL)
+torch.distributed.all_reduce(torch.ones(1))
+"""
 DIES = """\
 if rank_at_the_top == "0" and not Path("died").exists():
     Path("died").touch()
@@ -143,6 +148,7 @@ def test_a_value_that_a_function_changes_after_its_last_commit_is_changed_once_t
     ("after", "expected", "told"),
     [
         ("raise SystemExit(3)", 3, r"the job was ended by its script at step 5: .*ended with status 3"),
+        (REDUCES, 80, NOT_DONE + r"failed at train\.py:34: .*: a collective after .* has failed: another rank is lost"),
         *(
             pytest.param(*row, marks=pytest.mark.thorough)
             for row in [
@@ -156,7 +162,7 @@ def test_a_value_that_a_function_changes_after_its_last_commit_is_changed_once_t
             ]
         ),
     ],
-    ids=["exits", "raises", "trains again", "is killed and nobody starts it again"],
+    ids=["exits", "reduces", "raises", "trains again", "is killed and nobody starts it again"],
 )
 def test_a_script_that_does_not_reach_its_end_gives_the_job_its_status_and_the_rank(
     job: ShellJob, tmp_path: Path, after: str, expected: int, told: str

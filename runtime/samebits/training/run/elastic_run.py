@@ -37,6 +37,7 @@ from samebits.training.checkpoint.replay import Replay, require_steps
 from samebits.training.checkpoint.state_points import StatePoints
 from samebits.training.group import ddp, flight_record, group, transfer
 from samebits.training.group import device as devices
+from samebits.training.group.calling_place import calling_place
 from samebits.training.main_thread_time import main_thread
 from samebits.training.process import numerics
 from samebits.training.process.context import Worker
@@ -550,6 +551,8 @@ class ElasticRun:
         self._agent.complete(generation.generation, step, digests)
         self._points.discard_memory()
         self._agent.on_break, self._agent.observe = _nothing_to_break, _nowhere
+        if self._formed is not None and generation.rank == 0:
+            self._formed.breaker.before_launch = _CollectiveAfterTraining().warn
 
     def _wait_for_room(self, pause_s: float) -> None:
         """Wait before the last state is saved again; no hang is suspected meanwhile.
@@ -571,6 +574,22 @@ _NOISE = re.compile(r"^(Got the following error when running the callback: )?(\w
 def _in_short(error: Exception) -> str:
     """One line: gloo's errors begin with a source file and end with advice for another program."""
     return _NOISE.sub("", str(error).splitlines()[0]).partition(". ")[0][:200]
+
+
+class _CollectiveAfterTraining:
+    """Warns once of a collective that no recovery could repeat."""
+
+    def __init__(self) -> None:
+        self._has_warned = False
+
+    def warn(self) -> None:
+        """A collective is launched."""
+        if not self._has_warned:
+            self._has_warned = True
+            log.warn(
+                f"{calling_place()}: a collective after the function that elastic.run calls: if a rank is lost there, "
+                "the job ends with status 80. Fix: move the call into that function"
+            )
 
 
 def _took_batch(began_s: float, sampler: object) -> None:
