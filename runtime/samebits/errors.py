@@ -91,6 +91,10 @@ __all__ = [
 ]
 
 
+WRONG_WORDS = 2
+"""The exit code for words on a command line that make no sense, as argparse has it; variables have SettingsError's."""
+
+
 class SameBitsError(Exception):
     """Base of every error of this package; ``exit_code`` is the status an uncaught one ends the process with."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -22,14 +23,15 @@ from samebits.account.events import Kind
 from samebits.commands.drill.command import free_port
 from samebits.commands.drill.rehearsal import free_environment
 from samebits.commands.run.options import Request
-from samebits.commands.run.prepare import say
+from samebits.commands.run.prepare import require_script, say
 from samebits.errors import HiddenStateError, StoreError
 from samebits.launcher.interrupts import Signals
 from samebits.store import durable
 from samebits.store.child_processes import die_with
 from samebits.store.retaken_report import RetakenReport, read_report
 
-_LOOK_S = 0.2
+_LOOK_S = 1.0
+"""Between two looks at the report, as long as neither the job ends nor a signal comes."""
 _GRACE_S = 30.0
 _LINES = 12
 _INTERRUPTED = 130
@@ -55,7 +57,9 @@ def main(words: Sequence[str], request: Request) -> int:
 
     Raises:
         HiddenStateError: a step came out different, a value changed outside the state, or nothing could be compared.
+        UsageError: there is no such script.
     """
+    require_script(request)
     folder = Path(tempfile.mkdtemp(prefix="samebits-check-"))
     say(
         f"checking {request.script} in a job of its own, in {folder}: what it prints, writes elsewhere or sends to a "
@@ -85,12 +89,13 @@ def _check(words: Sequence[str], request: Request, folder: Path) -> int:
             start_new_session=True,  # Ctrl-C reaches this command alone, which then ends the job
         )
         try:
-            while not (signals.caught or read_report(log_dir).is_over):
-                try:
-                    job.wait(_LOOK_S)
-                    break
-                except subprocess.TimeoutExpired:
-                    continue
+            ended = os.pidfd_open(job.pid)
+            try:
+                while not (signals.caught or read_report(log_dir).is_over):
+                    if ended in select.select([ended, signals.fileno()], [], [], _LOOK_S)[0]:
+                        break
+            finally:
+                os.close(ended)
         finally:
             code = _end(job)
     report = read_report(log_dir)
