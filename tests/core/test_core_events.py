@@ -130,6 +130,23 @@ def test_a_round_after_a_failure_is_a_recovery_and_one_to_grow_is_none() -> None
     assert (row.generation, row.total_ms) == (3, 0.0)
 
 
+def test_a_cool_down_after_the_loss_of_all_is_a_wait_for_seats() -> None:
+    def told(kind: Kind, at: float, **more: object) -> Event:
+        return Event(kind, at, 1, 1, 70, "0", "", more)
+
+    (row,) = recoveries_of(
+        [
+            told(Kind.TRAINING, 100.0),
+            told(Kind.LOST, 110.0),
+            told(Kind.SEATED, 140.0),
+            told(Kind.ROUND, 140.0),
+            told(Kind.GENERATION, 141.0, restore=60),
+            told(Kind.TRAINING, 142.0),
+        ]
+    )
+    assert row.phases() == {"decide": 0, "wait_for_seats": 30_000, "meet": 1000, "restore": 1000}
+
+
 def test_a_clock_set_back_between_two_scheduler_starts_makes_no_recovery_of_negative_time() -> None:
     def told(kind: Kind, at: float, **more: object) -> Event:
         return Event(kind, at, 1, 1, 70, "", "", more)

@@ -141,6 +141,9 @@ class Recoveries:
                 row.missing = str(event.more.get("missing", ""))
                 row.step = max(row.step, event.step)
             case Kind.SEATED | Kind.PROMOTED | Kind.RETURNED:
+                row.decided_at = (
+                    row.decided_at or row.noticed_at
+                )  # all were lost, so the round had nobody to begin with
                 row.seated_at = event.at
             case Kind.GENERATION:
                 row.formed_at, row.generation, row.restored_from = event.at, event.generation, event.text
