@@ -127,7 +127,9 @@ class RetakenSteps:
         """
         while True:
             try:
-                return call()
+                result = call()
+                self._change(has_returned=True)
+                return result
             except TakeStepAgain:
                 pass
             except HiddenStateError as error:
