@@ -34,7 +34,7 @@ def test_a_plan_has_every_kind_as_often_as_any_other_and_the_seed_gives_it_again
 
 
 def test_what_is_right() -> None:
-    assert wrong(SEGFAULT, Said([("1", f"{DIED} (software; another process takes its place)")], ())) == ""
+    assert wrong(SEGFAULT, Said([("1", f"{DIED} (software; another process is to take its place)")], ())) == ""
     thread = {"1": BY_NAME["thread"]}
     told = (
         f"worker 1 (rank 1), step 9: its thread feeder failed at worker.py:{line_of('thread')}: RuntimeError: a fault"
